@@ -9,7 +9,7 @@ hashing, block growth, ends and eviction are in the timed steps at the rate that
 imply. Garbage collection is left as Python has it, because the engine does too.
 
 With --hybrid the packing is hybrid, half of the requests are batch, and memory is short: see
-scheduler_hybrid.py. With --cpu time is the thread's processor time, for a busy machine.
+scheduling/hybrid.py. With --cpu time is the thread's processor time, for a busy machine.
 """
 
 import gc

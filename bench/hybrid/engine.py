@@ -53,8 +53,8 @@ from bench.hybrid.on_engine.parts import (
     decode_steps,
     interactive_part,
     loop_part,
-    prediction_errors,
     samples_of,
+    step_time_errors,
     targets,
     verdict,
 )
@@ -91,7 +91,7 @@ class Runs:
     load: float = LOAD
     parts: list[Part] = field(default_factory=list)
     capacity_per_s: float = 0.0
-    errors: dict[str, Any] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
 
     def verdict(self, system: str, slo: Slo) -> Verdict:
         """Of all parts of a system."""
@@ -121,7 +121,7 @@ class Runs:
             for seed in seeds:
                 self._interactive(packing, unit, traffic, seed)
             if packing == OURS:
-                self.errors = prediction_errors(unit)
+                self.errors = step_time_errors(unit)
 
     @contextmanager
     def _unit(self, packing: str, slo: Slo | None) -> Iterator[tuple[Unit, Traffic]]:
@@ -215,7 +215,7 @@ def main() -> None:
         verdicts={system: asdict(each) for system, each in found.items()},
         decode_steps=decode_steps(runs.parts),
         points=points,
-        prediction_errors=runs.errors,
+        step_time_errors=runs.errors,
         parts=[part.row() for part in runs.parts],
     )
 

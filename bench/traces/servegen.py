@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.traces.servegen_lengths import ClientLengths, read_client_lengths
+from bench.traces.steps import Steps
 from muxcluster.workload.arrival import Arrival, merged
-from muxcluster.workload.curves import Steps
 from muxcluster.workload.files.rows import Row, csv_rows
 from muxcluster.workload.seeds import rng_for
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from bench.traces.quantiles import Quantiles
 from muxcluster.core.errors import ConfigError
 from muxcluster.workload.files.rows import Row, json_document
-from muxcluster.workload.marginals import Ints, Quantiles
+from muxcluster.workload.marginals import Ints
 
 _OUTPUT = "output_tokens"
 _SUFFIX = "_tokens"

@@ -72,9 +72,10 @@ def profile(  # noqa: PLR0913 - each parameter is an option of the command line
 ) -> None:
     """Measure on this machine how long jobs of CONFIG's models take.
 
-    Each model by itself, then a prefill beside decodes for every two models and two shares that
-    make up the whole. What does not fit a model's context, its max_seqs or the KV pool is left
-    out. Other work on the machine spoils the figures. Exit code 2 where the input is wrong.
+    Each model by itself (prefills, decode steps, both in one job; on a CPU also what the unit does
+    between jobs), then a prefill beside decodes for every two models and two shares that make up
+    the whole. What does not fit a model's context, its max_seqs or the KV pool is left out. Other
+    work on the machine spoils the figures. Exit code 2 where the input is wrong.
 
     Example: muxcluster profile muxcluster.yaml --out profile.json --batches 1,8 --lengths 64,512
     """
@@ -146,7 +147,7 @@ def _measured(
     shapes = {subject.model.name: subject.model.facts.shape for subject in subjects}
 
     def predict(name: str, point: Point) -> float:
-        return _predicted_s(cost, shapes[name], grid.repeats, point)
+        return _predicted_s(cost, shapes[name], point)
 
     lone = [
         (subject.model.name, point)
@@ -156,7 +157,8 @@ def _measured(
     ]
     paired = [(point.prefill_model, point.prefill) for point in points]
     paired += [(point.decode_model, point.decode) for point in points]
-    total_s = sum(predict(*each) for each in (*lone, *paired))
+    num_runs = grid.repeats + 1
+    total_s = num_runs * sum(predict(*each) for each in (*lone, *paired))
     names = ", ".join(subject.model.name for subject in subjects)
     _say(f"{names}: about {total_s:.0f} s by the cost model")
     _warn_of_load()
@@ -166,11 +168,17 @@ def _measured(
             for subject in subjects:
                 name = subject.model.name
                 done = measure(subject.spec, grid, partial(advance, name))
-                measured.append(ProfiledModel(name=name, shape=shapes[name], cells=done.cells))
+                found = ProfiledModel(name, shapes[name], done.cells, done.mixed, done.turns)
+                measured.append(found)
                 loaded.append(replace(subject, spec=done.spec))
             # a loaded unit may have a smaller pool than planned: models with their own cache
             points = () if alone else points_of(loaded, grid)
-            pairs = measured_pairs(loaded, points, grid.repeats, advance)
+
+            def advance_all(name: str, point: Point) -> None:
+                for _ in range(num_runs):
+                    advance(name, point)
+
+            pairs = measured_pairs(loaded, points, grid.repeats, advance_all)
     except Stopped:
         _say("interrupted, nothing is written")
         raise typer.Exit(130) from None
@@ -183,10 +191,10 @@ def _warn_of_load() -> None:
         _say(f"other work runs here (load average {load:.1f}): measured times will be too long")
 
 
-def _predicted_s(cost: Cost, shape: ModelShape, repeats: int, point: Point) -> float:
-    """Seconds that measuring `point` may take."""
+def _predicted_s(cost: Cost, shape: ModelShape, point: Point) -> float:
+    """Seconds that one run of `point` may take."""
     where = (shape, 1, point.share, point.batch, point.tokens)
-    return (repeats + 1) * (cost.prefill_s(*where) + cost.decode_s(*where))
+    return cost.prefill_s(*where) + cost.decode_s(*where)
 
 
 @contextmanager

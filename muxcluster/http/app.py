@@ -97,8 +97,6 @@ async def _follow(backend: Backend, texts: ModelTexts, metrics: Metrics) -> None
 
 
 def _add_error_answers(app: FastAPI) -> None:
-    """Answer every error in OpenAI's format."""
-
     async def on_error(request: Request, error: Exception) -> Response:
         return error_response(http_error(error))
 

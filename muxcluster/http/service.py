@@ -181,7 +181,6 @@ def num_prompts(body: GenerationBody) -> int:
 
 
 def _chat_prompt(body: ChatBody, model: ModelText, text: str) -> Prompt:
-    """text: the messages, rendered."""
     tokens = model.encode(text, add_special_tokens=bool(body.add_special_tokens))
     if len(tokens) == 0:
         raise InvalidValue("the messages render to an empty prompt", "messages")

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from muxcluster.core.job import SharedPrefixes, Side, SlotCopies, TableDelta
 from muxcluster.kvcache.eviction import CachedColumns
-from muxcluster.kvcache.lending.lend import Lending
-from muxcluster.kvcache.lending.restore import Restoring
+from muxcluster.kvcache.lending.lend import ColumnLending
+from muxcluster.kvcache.lending.restore import ColumnRestoring
 from muxcluster.kvcache.lending.save import Saving
 from muxcluster.kvcache.lending.state import LentState
 from muxcluster.kvcache.model import Shortage
@@ -31,9 +31,9 @@ class ModelCache:
         self._ledger = lent.ledger
         self._lent = lent
         self._cached = cached
-        self._lending = Lending(lent, kv)
+        self._lending = ColumnLending(lent, kv)
         self._saving = Saving(lent, kv, is_lazy=saves_lazily)
-        self._restoring = Restoring(lent, kv)
+        self._restoring = ColumnRestoring(lent, kv)
         self.name = kv.model.name
         self.block_bytes = kv.block_bytes
         self.block_tokens = kv.block_tokens  # tokens of the model that fit into a block

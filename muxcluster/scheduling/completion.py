@@ -229,10 +229,8 @@ def _width(
     counts: NDArray[np.int32],
     eos_token_ids: Sequence[int],
 ) -> int | None:
-    """Return the tokens of every row where all have as many, none ends by a token or an abort.
-
-    None otherwise. That is nearly every decode job, and looking costs a third of doing.
-    """
+    """Return the tokens of each row where all have as many and none is cut; None otherwise."""
+    # Nearly every decode job is such, and looking costs a third of doing.
     width = len(tokens) // len(counts)
     if table.has_aborted or width == 0 or np.count_nonzero(counts != width):
         return None

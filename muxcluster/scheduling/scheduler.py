@@ -36,7 +36,6 @@ from muxcluster.scheduling.state.check import check_model
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.repetition import Repetition
 from muxcluster.scheduling.state.report import model_stats
-from muxcluster.scheduling.steptime.model import StepCost
 from muxcluster.scheduling.steptime.seed import Seed
 
 
@@ -50,7 +49,6 @@ class UnitScheduler:
     def __init__(
         self,
         spec: UnitSpec,
-        cost: StepCost | None = None,
         *,
         max_steps: int = 1,
         only_counts: bool = False,
@@ -90,7 +88,7 @@ class UnitScheduler:
             self._times,
         )
         self._builder = JobBuilder(saves=lends)
-        self._view = LaneView(models, self._shares, self._packing, cost)
+        self._view = LaneView(models, self._shares, self._packing)
         balancer = QuotaBalancer(self._kv, models, self._carry) if has_quotas else None
         self._adaptation = Adaptation(models, balancer, policy.quota_period_s)
         self._completion = Completion(self._memory)
@@ -186,8 +184,8 @@ class UnitScheduler:
         model.peak_blocks = max(model.peak_blocks, model.kv.used)
         if follower is not None:
             self._shares.start(follower, now)
-        output = self._completion.succeed(model, job, result, now, follower)
         self._failures.clear(model, job)
+        output = self._completion.succeed(model, job, result, now, follower)
         return self._output(output)
 
     def fail(

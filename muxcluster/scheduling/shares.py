@@ -176,7 +176,6 @@ class ShareLedger:
 
 
 def _ladder(workers: Sequence[WorkerSpec]) -> list[float]:
-    """All rungs of `workers`, ascending."""
     ladders = {worker.shares for worker in workers}
     return sorted({rung for ladder in ladders for rung in ladder})
 
@@ -187,7 +186,6 @@ def _nearest(rungs: Sequence[float], share: float) -> float:
 
 
 def _first_with(workers: Sequence[WorkerSpec], rung: float) -> Place | None:
-    """The first of `workers` that has the rung."""
     for worker in workers:
         if rung in worker.shares:
             return Place(worker.worker_id, rung)

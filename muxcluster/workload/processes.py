@@ -8,8 +8,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.workload.curves import Curve
-
 Floats = NDArray[np.float64]
 CHUNK = 4096  # times per array; the times do not depend on it
 
@@ -105,17 +103,3 @@ class Poisson:
             chunk = now + np.cumsum(rng.exponential(1.0, CHUNK))
             now = chunk[-1]
             yield chunk / self.rate_per_s
-
-
-@dataclass(frozen=True, slots=True)
-class Varying:
-    """A Poisson process whose rate follows a curve, by thinning (Lewis and Shedler, 1979)."""
-
-    rate_per_s: Curve
-
-    def times(self, rng: np.random.Generator, end_s: float) -> Iterator[Floats]:
-        """Yield arrivals at the highest rate, each kept with probability rate / highest rate."""
-        peak = self.rate_per_s.peak
-        for candidates in Poisson(peak).times(rng, end_s):
-            is_kept = rng.random(len(candidates)) * peak < self.rate_per_s.at(candidates)
-            yield candidates[is_kept]

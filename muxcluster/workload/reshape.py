@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from muxcluster.core.request import ServiceClass
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.popularity import shares
 from muxcluster.workload.seeds import rng_for
@@ -74,8 +73,3 @@ def _assigned(
             places = np.searchsorted(sums[:-1], rng.random(_BLOCK), side="right")
             chosen = places.tolist()
         yield replace(arrival, model=names[chosen.pop()])
-
-
-def as_class(arrivals: Iterable[Arrival], service_class: ServiceClass) -> Iterator[Arrival]:
-    """Put all requests into one class of service."""
-    return (replace(arrival, service_class=service_class) for arrival in arrivals)

@@ -8,7 +8,7 @@ import pytest
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.lending.blocks import NO_RUNS, HostBlocks
 from muxcluster.kvcache.lending.columns import LentColumns
-from muxcluster.kvcache.lending.restore import Restoring
+from muxcluster.kvcache.lending.restore import ColumnRestoring
 from muxcluster.kvcache.lending.save import Saving
 from muxcluster.kvcache.lending.state import LentState
 from tests.blocks import only_with
@@ -63,13 +63,13 @@ def _trust_failed_saves(patch: pytest.MonkeyPatch) -> None:
 
 
 def _skip_moves(patch: pytest.MonkeyPatch) -> None:
-    copies = Restoring._copies
+    copies = ColumnRestoring._copies
 
     def without(self, restore):
         answer = copies(self, restore)
         return type(answer)(answer.model, answer.saves, NO_RUNS, answer.restores)
 
-    patch.setattr(Restoring, "_copies", without)
+    patch.setattr(ColumnRestoring, "_copies", without)
 
 
 def _free_what_is_not_saved(patch: pytest.MonkeyPatch) -> None:
@@ -94,13 +94,13 @@ def _forget_what_lies_below(patch: pytest.MonkeyPatch) -> None:
 
 
 def _skip_a_restore(patch: pytest.MonkeyPatch) -> None:
-    copies = Restoring._copies
+    copies = ColumnRestoring._copies
 
     def without(self, restore):
         answer = copies(self, restore)
         return type(answer)(answer.model, answer.saves, answer.moves, answer.restores[1:])
 
-    patch.setattr(Restoring, "_copies", without)
+    patch.setattr(ColumnRestoring, "_copies", without)
 
 
 @pytest.mark.parametrize(

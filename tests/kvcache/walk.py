@@ -162,7 +162,7 @@ class LendingWalk:
         return False
 
     def _left(self, model, job_id, rows, counts, copies) -> None:
-        """Those that are whole, then those that lent columns: see Restoring.restore."""
+        """Those that are whole, then those that lent columns: see ColumnRestoring.restore."""
         blocked = self.world.cache.of(model).blocked()
         if blocked is not None:
             self._note("blocked", sum(bool(blocked[row]) for row in rows))

@@ -8,9 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muxcluster.placement.cost import Cell, Profile, ProfiledModel, Roofline, Tuning, read_muxserve
+from muxcluster.placement.cost import (
+    Cell,
+    MixedCell,
+    Profile,
+    ProfiledModel,
+    Roofline,
+    Tuning,
+    Turn,
+    read_muxserve,
+)
 from muxcluster.placement.cost.calibrate import calibrated
 from muxcluster.placement.cost.measured import MeasuredCost
+from muxcluster.placement.cost.mixed import MixedFactors
 from muxcluster.placement.hardware import GPUS, cpu
 from muxcluster.placement.shapes.known import SHAPES
 
@@ -190,3 +200,62 @@ def test_the_published_profile_is_monotone_once_smoothed(published) -> None:
         batch, tokens = np.exp(draw.uniform(0, np.log((9000, 200_000))))
         share, more = draw.uniform(0.05, 1), draw.uniform(1, 3)
         assert_directions(cost, int(draw.choice([1, 2])), share, batch, tokens, more)
+
+
+MIX = MixedFactors(shared=0.2, large=1.05, rest=0.9)
+
+
+def with_mixed() -> MeasuredCost:
+    """Mixed jobs as `MIX` has them of the parts that the cost model without them predicts."""
+    plain, found = measured(cells_of()), []
+    fixed_s = plain.decode_s(SHAPE, 1, 1.0, 1, 1)
+    for rows, prompts, tokens in product((1, 16, 64), (1, 4), (32, 512)):
+        parts_s = (
+            plain.prefill_s(SHAPE, 1, 1.0, prompts, tokens),
+            plain.decode_s(SHAPE, 1, 1.0, rows, 128),
+        )
+        seconds = (MIX.seconds(*parts_s, fixed_s),)
+        found.append(MixedCell(1, 1.0, rows, 128, prompts, tokens, seconds))
+    turns = tuple(
+        Turn(rows, new, (0.001 + 2e-5 * rows + 4e-5 * new,) * 3)
+        for rows in (1, 8, 32)
+        for new in (0, rows)
+    )
+    return MeasuredCost(
+        A100, 2, [ProfiledModel("m", SHAPE, tuple(cells_of()), tuple(found), turns)]
+    )
+
+
+def test_mixed_jobs_are_fitted_to_mixed_cells() -> None:
+    cost = with_mixed()
+    fixed_s = cost.decode_s(SHAPE, 1, 1.0, 1, 1)
+    for prefill_s, decode_s in product((0.5 * fixed_s, 0.05, 0.4), (1.2 * fixed_s, 0.06)):
+        expected = MIX.seconds(prefill_s, decode_s, fixed_s)
+        assert cost.mixed_s(SHAPE, 1, 1.0, prefill_s, decode_s) == pytest.approx(expected, rel=0.02)
+    other = SHAPES["llama-13b"]
+    assert cost.mixed_s(other, 1, 1.0, 0.05, 0.02) == pytest.approx(0.06)
+
+
+def test_without_mixed_cells_half_of_the_smaller_part_is_paid() -> None:
+    for cost in (measured(cells_of()), Roofline(A100)):
+        assert cost.mixed_s(SHAPE, 1, 1.0, 0.05, 0.02) == 0.05 + 0.02 / 2
+        assert cost.mixed_s(SHAPE, 1, 1.0, 0.02, 0.05) == 0.05 + 0.02 / 2
+        assert cost.turn_s(64, 8) == 0.0
+
+
+@given(
+    st.tuples(*[st.floats(0, 2)] * 3), st.floats(1e-4, 1), st.floats(1e-4, 1), st.floats(1e-4, 1)
+)
+def test_a_mixed_job_never_falls_when_a_part_grows(factors, prefill_s, decode_s, fixed_s) -> None:
+    mix = MixedFactors(*factors)
+    whole_s = mix.seconds(prefill_s, decode_s, fixed_s)
+    assert whole_s >= max(prefill_s, decode_s)
+    for more in (1.001, 1.5, 10.0):
+        assert mix.seconds(more * prefill_s, decode_s, fixed_s) >= whole_s * (1 - 1e-9)
+        assert mix.seconds(prefill_s, more * decode_s, fixed_s) >= whole_s * (1 - 1e-9)
+
+
+def test_turns_are_a_line_in_rows_and_new_rows() -> None:
+    cost = with_mixed()
+    for rows, new in ((1, 0), (1, 1), (20, 3), (100, 50)):
+        assert cost.turn_s(rows, new) == pytest.approx(0.001 + 2e-5 * rows + 4e-5 * new)

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from muxcluster.placement.cost import Cell, Profile, cost_for, read_muxserve, slowdown
+from muxcluster.placement.cost import (
+    Cell,
+    MixedCell,
+    Profile,
+    Turn,
+    cost_for,
+    read_muxserve,
+    slowdown,
+)
 from muxcluster.placement.cost.interference import Slowed, fitted_loss
 from muxcluster.placement.cost.measured import MeasuredCost
 from muxcluster.placement.cost.roofline import Roofline
@@ -208,3 +216,34 @@ def test_the_published_profile_is_read_whole(data_dir) -> None:
     }
     assert found["prefill"] == pytest.approx([0.0213], abs=1e-4)
     assert found["decode"] == pytest.approx([0.0126], abs=1e-4)
+
+
+MIXED = {
+    "tp": 1,
+    "share": 1.0,
+    "rows": 8,
+    "context": 64,
+    "prompts": 2,
+    "tokens": 32,
+    "seconds": [0.04],
+}
+TURN = {"rows": 8, "new": 0, "seconds": [0.001, 0.002]}
+
+
+def test_mixed_cells_and_turns_are_read_and_written(tmp_path) -> None:
+    content = copy.deepcopy(VALID)
+    content["models"][0] |= {"mixed": [MIXED], "turns": [TURN]}
+    profile = read(tmp_path, content)
+    (model,) = profile.models
+    assert model.mixed == (MixedCell(1, 1.0, 8, 64, 2, 32, (0.04,)),)
+    assert model.turns == (Turn(8, 0, (0.001, 0.002)),)
+    assert read(tmp_path, profile.to_json()) == profile
+    assert read(tmp_path, VALID).models[0].mixed == ()
+
+
+@pytest.mark.parametrize(("key", "wrong"), [("rows", 0), ("share", 1.5), ("seconds", [])])
+def test_a_wrong_mixed_cell_is_refused_by_its_key(tmp_path, key, wrong) -> None:
+    content = copy.deepcopy(VALID)
+    content["models"][0]["mixed"] = [MIXED | {key: wrong}]
+    with pytest.raises(ValueError, match=rf"models\[0\]\.mixed\[0\]\.{key}"):
+        read(tmp_path, content)

@@ -114,6 +114,28 @@ def test_after_a_lost_owner_prompts_that_had_run_are_computed_in_company() -> No
 
 
 @pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("kills_owner", [False, True], ids=["worker", "owner"])
+def test_recomputing_its_prompt_does_not_clear_a_request_that_fails_when_it_decodes(
+    lane: str, kills_owner: bool
+) -> None:
+    """Its prompt runs in jobs of the same phase where the lane mixes prompts and decodes."""
+    rig = Rig(unit_spec(lane=lane, token_budget=200))
+    good = [request(f"good {i}", "aab"[i % 3], num_output=12) for i in range(6)]
+    rig.add(*good[:3], request("poison", num_output=90), *good[3:])
+
+    def is_fatal(job: Job) -> bool:
+        ids = rig.scheduler._models[job.model].running.request_ids
+        rows = zip(job.rows.table_rows.tolist(), job.rows.counts.tolist(), strict=True)
+        # Its prompt, and later its output too, are computed in one chunk of several tokens.
+        return any(ids[row] == "poison" and count == 1 for row, count in rows)
+
+    assert run_with_poison(rig, is_fatal, kills_owner=kills_owner) <= 3
+    poison_end(rig)
+    rig.check_outputs(good)
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("lane", LANES)
 def test_suspects_run_alone_and_then_together_again(lane: str) -> None:
     rig = Rig(unit_spec(lane=lane))
     asked = [request(f"r{i}", num_output=30) for i in range(4)]
@@ -247,7 +269,7 @@ def most_kills(num_rows: int) -> int:
 
 
 @pytest.mark.parametrize("whose", ["worker", "owner"])
-@pytest.mark.parametrize("lane", ["adbs", "temporal", "round-robin"])
+@pytest.mark.parametrize("lane", LANES)
 def test_a_stray_kill_delays_many_innocents_by_few_steps(lane: str, whose: str) -> None:
     """64 streams, whose suspects run in two halves instead of one by one."""
     rig = many_rows(lane, 64)
@@ -260,7 +282,11 @@ def test_a_stray_kill_delays_many_innocents_by_few_steps(lane: str, whose: str) 
         rig.fail(job)
     first = len(rig.jobs)
     run_until_all_decode(rig, 64)
-    steps = [len(job.rows) for job in rig.jobs[first:-1] if job.phase is Phase.DECODE]
+    steps = [
+        len(job.rows)
+        for job in rig.jobs[first:-1]
+        if job.phase is not Phase.PREFILL and (job.rows.counts == 1).all()
+    ]
     assert sum(steps) == 64
     assert len(steps) <= 3
     rig.run()

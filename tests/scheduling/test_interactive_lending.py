@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from muxcluster.core.request import ServiceClass, Slo
-from muxcluster.scheduling.memory.restoring import Restoring
+from muxcluster.scheduling.memory.restoring import SequenceRestoring
 from tests.scheduling.rig import LANES, Rig, request, unit_spec
 from tests.scheduling.test_hybrid import copied, rig_of
 from tests.scheduling.test_random_runs import WORKERS, check_ends, random_request, run_to_the_end
@@ -118,14 +118,14 @@ def random_run(lane: str, seed: int, **policy) -> Rig:
 @pytest.mark.parametrize("lane", LANES)
 def test_random_runs_end_and_lend(lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
     returned: list[bool] = []
-    restore = Restoring.restore_interactive
+    restore = SequenceRestoring.restore_interactive
 
     def noted(self, model, row, job_id, **more):
         restored = restore(self, model, row, job_id, **more)
         returned.append(restored is not None)
         return restored
 
-    monkeypatch.setattr(Restoring, "restore_interactive", noted)
+    monkeypatch.setattr(SequenceRestoring, "restore_interactive", noted)
     for seed in range(5):
         random_run(lane, seed)
     assert sum(returned) > 3

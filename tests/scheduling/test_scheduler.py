@@ -7,7 +7,6 @@ import pytest
 
 from muxcluster.core.events import Finished, FinishReason
 from muxcluster.core.job import JobResult, Phase, TokenLogprobs, WorkerSpec
-from muxcluster.core.request import Slo
 from muxcluster.core.unitspec import SchedulerSpec
 from muxcluster.scheduling.scheduler import UnitScheduler
 from tests.scheduling.rig import LANES, Rig, expected_output, model_spec, request, unit_spec
@@ -260,22 +259,3 @@ def test_the_default_policy_is_adbs() -> None:
     rig.add(request("r"))
     rig.run()
     rig.check_empty()
-
-
-class SlowPrefills:
-    """A cost model in which a prefill of model b takes long."""
-
-    def prefill_s(self, model: str, share: float, num_tokens: int) -> float:
-        return 3.0 if model == "b" else 0.1
-
-    def decode_s(self, model: str, share: float, num_rows: int) -> float:
-        return 0.1
-
-
-def test_a_cost_model_makes_slow_prefills_urgent() -> None:
-    first = {}
-    for cost in (None, SlowPrefills()):
-        rig = Rig(unit_spec(), cost=cost)
-        rig.add(request("quick", "a", slo=Slo(4.0, 1.0)), request("slow", "b", slo=Slo(5.0, 1.0)))
-        first[cost is None] = rig.launch()[0].model
-    assert first == {True: "a", False: "b"}

@@ -15,7 +15,7 @@ from muxcluster.sim.cases.case_key import code_key, key_of
 from muxcluster.sim.cases.sweep import Cache, sweep
 from muxcluster.sim.cases.systems import system_named
 from muxcluster.sim.report.report import CaseReport
-from muxcluster.workload.marginals import Resampled
+from muxcluster.workload.lengths import Pairs
 from tests.sim.test_report import small_case
 
 
@@ -54,7 +54,7 @@ def test_a_key_changes_with_everything_that_decides(cases: list[Case]) -> None:
 
 
 def test_keys_see_into_arrays_and_refuse_what_they_do_not_know() -> None:
-    first, second = (Resampled(np.array([1, 2, last])) for last in (3, 4))
+    first, second = (Pairs(np.array([1, 2, last]), np.ones(3, dtype=int)) for last in (3, 4))
     assert key_of(first) != key_of(second)
     assert key_of(Path("a"), {"x": 1}, {2, 1}) == key_of(Path("a"), {"x": 1}, {1, 2})
     with pytest.raises(TypeError, match="object"):

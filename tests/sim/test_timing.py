@@ -1,12 +1,16 @@
-"""Jobs with copies take as long as the longer of forward and copies, by hand-computed bytes."""
+"""What a job takes: its parts, the copies beside it and the unit's turn after it, by hand."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from muxcluster.core.job import Job, Phase, Rows, SlotCopies, TableDelta
+from muxcluster.core.job import Admission, Job, Phase, Rows, SlotCopies, TableDelta
+from muxcluster.core.sampling import SamplingParams
+from muxcluster.placement.cost import Roofline
 from muxcluster.placement.hardware import GPUS, cpu
+from muxcluster.placement.shapes.shape import ModelShape
 from muxcluster.sim.core.timing import CostTiming, Work
 from tests.sim.cases import SHAPE, sim_unit
 
@@ -80,3 +84,67 @@ def test_links_by_generation() -> None:
     rates = {name: GPUS[name].host_link / 1e9 for name in ("T4", "A100-40GB", "L4", "H200")}
     assert rates == {"T4": 12.5, "A100-40GB": 25.0, "L4": 25.0, "H200": 50.0}
     assert cpu(4, 2**34).host_link == cpu(4, 2**34).link
+
+
+class TurningCost(Roofline):
+    """An A100 whose unit needs 1 ms a job, 10 us a row and 0.1 ms a new one; mixed jobs take the
+    sum of their parts, and both parts are noted."""
+
+    parts: ClassVar[list[tuple[float, float]]] = []
+
+    def turn_s(self, rows: float, new: float) -> float:
+        return 0.001 + 1e-5 * rows + 1e-4 * new
+
+    def mixed_s(
+        self, model: ModelShape, tp: int, share: float, prefill_s: float, decode_s: float
+    ) -> float:
+        self.parts.append((prefill_s, decode_s))
+        return prefill_s + decode_s
+
+
+def turning(**more) -> CostTiming:
+    unit = sim_unit()
+    cost = TurningCost(GPUS["A100-80GB"])
+    models = {name: replace(model, cost=cost) for name, model in unit.models.items()}
+    return CostTiming(replace(unit, models=models, **more))
+
+
+@pytest.mark.parametrize("phase", [Phase.DECODE, Phase.MIXED, Phase.PREFILL])
+def test_a_turn_is_added_once_to_each_job(phase: Phase) -> None:
+    plain, work = work_of(job_of(phase=phase)), turning().work(job_of(phase=phase), 0.0)
+    assert work.seconds == pytest.approx(plain.seconds + 0.001 + 4e-5)
+    assert work.seconds * work.draw == pytest.approx(plain.seconds * plain.draw)
+
+
+def test_new_requests_make_a_turn_longer() -> None:
+    job = job_of(phase=Phase.PREFILL)
+    prompt = np.zeros(3, dtype=np.int32)
+    admissions = tuple(Admission(slot, str(slot), prompt, 3, SamplingParams()) for slot in (0, 2))
+    works = [turning().work(replace(job, admissions=each), 0.0) for each in ((), admissions)]
+    assert works[1].seconds - works[0].seconds == pytest.approx(2e-4)
+
+
+def test_a_turn_follows_several_steps_and_every_repetition() -> None:
+    job = job_of(max_steps=4)
+    plain, work = work_of(job), turning().work(job, 0.0)
+    assert 4 * work.seconds == pytest.approx(4 * plain.seconds + 0.001 + 4e-5)
+    timing = turning()
+    job = job_of()
+    again = CostTiming(sim_unit()).repeated(job)
+    for count in (0, 1, 50):
+        assert timing.repeated(job)(count).seconds == pytest.approx(again(count).seconds + 0.00104)
+    assert timing.repeated(job)(0) == timing.work(job, 0.0)
+
+
+def test_a_mixed_job_is_made_of_its_prefill_and_its_decode() -> None:
+    job = job_of(phase=Phase.MIXED)
+    counts = np.array([1, 1, 1, 64], dtype=np.int32)
+    starts = np.array([400, 400, 400, 0], dtype=np.int32)
+    job = replace(job, rows=replace(job.rows, counts=counts, starts=starts))
+    TurningCost.parts.clear()
+    work = turning().work(job, 0.0)
+    ((prefill_s, decode_s),) = TurningCost.parts
+    cost = Roofline(GPUS["A100-80GB"])
+    assert prefill_s == pytest.approx(cost.prefill_s(SHAPE, 1, 1.0, 1, 64))
+    assert decode_s == pytest.approx(cost.decode_s(SHAPE, 1, 1.0, 3, 400))
+    assert work.seconds == pytest.approx(prefill_s + decode_s + 0.00104)

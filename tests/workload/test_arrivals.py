@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.traces.steps import Steps
 from muxcluster.core.request import ServiceClass
 from muxcluster.workload.arrival import Arrival, Prefix, merged
-from muxcluster.workload.curves import Sinusoid, Steps
 from muxcluster.workload.generate import Source, generate
 from muxcluster.workload.lengths import Independent, Pairs
 from muxcluster.workload.marginals import Constant, LogNormal
 from muxcluster.workload.popularity import power_law_rates, shares
-from muxcluster.workload.processes import Deterministic, Gamma, Poisson, Process, Varying
+from muxcluster.workload.processes import Deterministic, Gamma, Poisson, Process
 from muxcluster.workload.seeds import rng_for
 
 SHORT = Independent(Constant(8), Constant(2))
@@ -64,29 +64,6 @@ def test_another_rate_only_scales_the_times(make: type[Poisson]) -> None:
     assert fast * 4.0 == pytest.approx(slow)
 
 
-def test_rates_follow_steps_day_after_day() -> None:
-    curve = Steps((0.0, 50.0), (2.0, 8.0), period_s=100.0)
-    times = times_of(Varying(curve), 20_000.0)
-    is_late = times % 100.0 >= 50.0
-    assert is_late.sum() / 10_000.0 == pytest.approx(8.0, rel=0.02)
-    assert (~is_late).sum() / 10_000.0 == pytest.approx(2.0, rel=0.03)
-    assert curve.scaled(2.0).at(np.array([0.0, 49.9, 50.0, 160.0])).tolist() == [4, 4, 16, 16]
-
-
-def test_rates_follow_a_sinusoid() -> None:
-    curve = Sinusoid(4.0, 0.5, period_s=100.0, phase_s=25.0)
-    times = times_of(Varying(curve), 20_000.0)
-    # the integral of 1 + cos(x) / 2 over the half where the cosine is positive
-    is_high = np.cos(2 * np.pi * times / 100.0) > 0
-    assert is_high.sum() / 10_000.0 == pytest.approx(4.0 * (1 + 0.5 * 2 / math.pi), rel=0.02)
-    assert len(times) / 20_000.0 == pytest.approx(4.0, rel=0.02)
-
-
-def test_a_rate_that_falls_to_nothing_ends() -> None:
-    times = times_of(Varying(Steps((0.0, 5.0), (100.0, 0.0))), 1e4)
-    assert 350 < len(times) < 650 and times[-1] < 5.0
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -97,10 +74,8 @@ def test_a_rate_that_falls_to_nothing_ends() -> None:
         lambda: Steps((), ()),
         lambda: Steps((1.0,), (1.0,)),
         lambda: Steps((0.0, 2.0, 1.0), (1.0, 1.0, 1.0)),
-        lambda: Steps((0.0, 5.0), (1.0, 1.0), period_s=5.0),
-        lambda: Steps((0.0,), (0.0,)),
         lambda: Steps((0.0,), (1.0, 2.0)),
-        lambda: Sinusoid(1.0, 1.5),
+        lambda: Steps((0.0,), (-1.0,)),
         lambda: power_law_rates(0, 1.0, 1.0),
         lambda: power_law_rates(3, -1.0, 1.0),
         lambda: shares([0.0]),

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxcluster.core.request import ServiceClass
 from muxcluster.workload.arrival import Arrival, Prefix
-from muxcluster.workload.reshape import as_class, assigned, between, shortened, sped_up
+from muxcluster.workload.reshape import assigned, between, shortened, sped_up
 from muxcluster.workload.summary import summarise, table
 
 
@@ -20,8 +19,6 @@ def test_streams_are_cut_and_sped_up() -> None:
     assert part[0].time_s == 0.0 and part[-1].time_s == pytest.approx(9.9)
     fast = list(sped_up(stream(), 4.0))
     assert fast[400].time_s == 10.0
-    batch = list(as_class(stream(3), ServiceClass.BATCH))
-    assert all(arrival.service_class is ServiceClass.BATCH for arrival in batch)
 
 
 def test_streams_are_given_to_models_by_rate() -> None:

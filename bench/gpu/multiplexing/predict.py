@@ -33,6 +33,14 @@ class SlowedCost:
     ) -> float:
         return self.factor * self.cost.decode_s(model, tp, share, batch, context)
 
+    def mixed_s(
+        self, model: ModelShape, tp: int, share: float, prefill_s: float, decode_s: float
+    ) -> float:
+        return self.cost.mixed_s(model, tp, share, prefill_s, decode_s)
+
+    def turn_s(self, rows: float, new: float) -> float:
+        return self.cost.turn_s(rows, new)
+
     def prefill_draw(
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
     ) -> float:

@@ -14,7 +14,7 @@ from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
 from muxcluster.engine.executor import Executor
 from muxcluster.engine.profile.grid import Grid
 from muxcluster.engine.profile.jobs import JobTarget, ProfileJobs, ProfileState
-from muxcluster.engine.profile.model import cells_at
+from muxcluster.engine.profile.model import PointRuns, run_in_turn
 from muxcluster.engine.profile.pairs import pair_at, pair_points
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.placement.cost import Cell, Profile, ProfiledModel
@@ -76,9 +76,9 @@ def _profile(work: Work, site: Site, partition: str, grid: Grid, card: str) -> P
 
 def _cells(executor: Executor, whole: UnitSpec, tenant: Tenant, grid: Grid) -> tuple[Cell, ...]:
     jobs = ProfileJobs(whole, JobTarget(tenant.name, 0), ProfileState(whole))
-    return tuple(
-        cell for point in grid.points() for cell in cells_at(executor, jobs, point, grid.repeats)
-    )
+    runs = [PointRuns(point) for point in grid.points()]
+    run_in_turn(executor, jobs, runs, grid.repeats, on_point=lambda point: None)
+    return tuple(cell for each in runs for cell in each.cells(grid.repeats))
 
 
 def _whole(alone: Sequence[UnitSpec], grid: Grid, partition: str, *, is_paired: bool) -> UnitSpec:

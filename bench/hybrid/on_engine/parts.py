@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -102,12 +102,9 @@ def _part(
     )
 
 
-def prediction_errors(unit: Unit) -> dict[str, Any]:
-    """By model and phase, of the unit's last jobs."""
-    scheduler = unit._scheduler
-    assert scheduler._packing.predicts, "only hybrid packing predicts"
-    errors = scheduler._times.errors()
-    return {f"{model} {phase}": asdict(error) for (model, phase), error in errors.items()}
+def step_time_errors(unit: Unit) -> dict[str, float]:
+    """Mean |predicted / actual - 1| of the unit's last jobs, by model."""
+    return {model.name: round(model.step_time_error, 4) for model in unit.stats().models}
 
 
 def targets(parts: Sequence[Part]) -> Slo:

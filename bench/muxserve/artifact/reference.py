@@ -46,6 +46,16 @@ class ReferenceCost:
         """As measured, and the upload of `batch` block tables."""
         return self._cost.decode_s(model, tp, share, batch, context) + batch * self._upload_s
 
+    def mixed_s(
+        self, model: ModelShape, tp: int, share: float, prefill_s: float, decode_s: float
+    ) -> float:
+        """As of any parts of such seconds."""
+        return self._cost.mixed_s(model, tp, share, prefill_s, decode_s)
+
+    def turn_s(self, rows: float, new: float) -> float:
+        """As measured."""
+        return self._cost.turn_s(rows, new)
+
     def prefill_draw(
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
     ) -> float:

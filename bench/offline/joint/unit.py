@@ -102,7 +102,7 @@ def _solved(modes: Sequence[_Mode]) -> float:
 
 def _alone_and_mixed(shapes: Shapes, summaries: Mapping[str, JobSummary]) -> list[_Mode]:
     """A prefill or a decode on all SMs, or both of a model in one forward, which takes the longer
-    of the two and half of the shorter (sim/timing.py): most is gained where they are alike."""
+    of the two and half of the shorter (sim/core/timing.py): most is gained where they are alike."""
     works = _works(shapes, summaries, 1.0, 1.0)
     alone = np.diag([1 / seconds for seconds, _ in works])
     count = len(shapes)

@@ -45,7 +45,7 @@ class LocalBatchService:
         self._store = BatchStore(directory)
         self._files = FileStore(self._store, settings.max_file_bytes)
         self._models = models
-        limits = Limits(settings.max_line_bytes, settings.max_lines, settings.max_file_bytes)
+        limits = Limits(settings.max_line_bytes, settings.max_lines)
         self._answerer = answerer
         self._runner = BatchRunner(
             self._store,

@@ -20,12 +20,10 @@ _TEXT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of an input file; over `lines` or `file_bytes` it is refused, over `line_bytes` only
-    the line fails."""
+    """Limits of an input file: over `lines` it is refused, over `line_bytes` the line fails."""
 
     line_bytes: int = 32 * 2**20
     lines: int = 1_000_000
-    file_bytes: int = 8 * 2**30
 
 
 class Intake:

@@ -86,8 +86,7 @@ class Controller:
         self._turns = asyncio.create_task(self._run())
 
     async def directory(self, known_version: str | None) -> Directory | None:
-        """Return the routing table for ingresses; None if they have it already, or it is not known
-        yet."""
+        """Return the routing table for ingresses; None if they have it, or it is not known yet."""
         desired = self._state.desired
         if desired is None or not self._is_settled():
             return None
@@ -247,7 +246,6 @@ class Controller:
 
 
 async def _timeline(name: str) -> list[dict[str, Any]]:
-    """Return a unit's jobs; none if it is gone, restarting or silent."""
     actor = await asyncio.to_thread(find_actor, name)
     if actor is None:
         return []

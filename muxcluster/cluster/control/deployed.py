@@ -16,8 +16,7 @@ class DeployedController(Controller):
         self.begin(desired, None)
 
     async def __del__(self) -> None:
-        """Stop the units at a graceful stop of Serve; after a kill the successor reads the stored
-        state."""
+        """Stop the units when Serve stops gracefully; after a kill the successor has the state."""
         await self.stop()
 
 

@@ -89,8 +89,7 @@ def _planned(
 
 
 def _in_force(desired: Desired, records: Sequence[Record], nodes: Sequence[Node]) -> Plan | None:
-    """Return the plan of what runs on `nodes`, including units of an older plan on a node that came
-    back."""
+    """Return the plan of what runs on `nodes`, also units of an older plan on a returned node."""
     names = {node.name for node in nodes}
     taken: set[tuple[str, int]] = set()
     units = []

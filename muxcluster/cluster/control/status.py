@@ -62,8 +62,7 @@ def measured_rates(units: Sequence[UnitView]) -> dict[str, float]:
 
 
 def _rates(desired: Desired, units: Sequence[UnitView]) -> list[dict[str, Any]]:
-    """Return each model's configured, planned and measured rate; measured is None until there are
-    measurements."""
+    """Return each model's configured, planned and measured rate (None: not measured yet)."""
     served: dict[str, float] = {}
     for unit in desired.plan.units:
         for model in unit.models:

@@ -155,7 +155,6 @@ class ServerPlanner:
 
 
 def _settings(desired: Desired, name: str) -> Mapping[str, Setting]:
-    """Return the setting of the model by name; empty if it has no unit."""
     asked = problem(desired.config, desired.nodes)
     found = settings_in(desired.config, name, desired.plan, asked)
     return {name: found[0]} if found else {}

@@ -37,8 +37,7 @@ def _raylet_pid() -> int:
 
 
 def _monitors_beside(raylet: int) -> Iterator[int]:
-    """Yield the raylet's log monitors: `ray start` makes both, so they share a parent and a
-    session, named by its folder."""
+    """Yield the raylet's log monitors: `ray start` gave them its parent and session folder."""
     sessions = [word for word in _command(raylet) if word.startswith(_SESSION)]
     for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError):  # it ended meanwhile

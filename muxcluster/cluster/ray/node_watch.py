@@ -68,8 +68,7 @@ class NodeWatch:
         return None
 
     def usable(self, desired: Desired) -> tuple[Node, ...]:
-        """Return the nodes that a plan could use now. New nodes count when no others have joined
-        for a while."""
+        """Return nodes that a plan could use now; new ones once no others joined for a while."""
         if self._is_local:
             return desired.nodes
         there = [node for node in self._nodes if node.node_id in self._reachable]

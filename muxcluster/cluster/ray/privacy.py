@@ -24,8 +24,7 @@ _TOKEN_BYTES = 32
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """Let a Ray that is started in the block listen on 127.0.0.1 only; a value set by the user
-    takes precedence."""
+    """Let a Ray started in the block listen on 127.0.0.1 only; a value of the user's prevails."""
     before, was_cluster = os.environ.get(_LOOPBACK), ray_constants.ENABLE_RAY_CLUSTER
     os.environ.setdefault(_LOOPBACK, "0")
     # read from the environment when Ray was imported

@@ -116,8 +116,7 @@ def without(config: Config, names: Collection[str]) -> Config:
 
 
 def key_of(spec: UnitSpec) -> str:
-    """Return a key that is equal for units that need no restart to become each other: it ignores
-    names and expectations."""
+    """Return a key without names and expectations; between equal keys no restart is needed."""
     models = tuple(_without_expectations(model) for model in spec.models)
     plain = asdict(replace(spec, unit_id="", models=models))
     return hashlib.sha256(json.dumps(plain, default=sorted).encode()).hexdigest()[:16]

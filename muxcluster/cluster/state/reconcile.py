@@ -215,11 +215,9 @@ def _eviction(
     surplus: Sequence[ObservedUnit],
     missing: Sequence[WantedUnit],
 ) -> Iterator[Drain]:
-    """Return the units in the way of a wanted one: their requests wait for it, or move.
-
-    One at a time, but together all whose removal brings back a lost model: otherwise the last of
-    these would wait for every other one.
-    """
+    """Return the units in the way of a wanted one: their requests wait for it, or move."""
+    # One at a time, but together all whose removal brings back a lost model: otherwise the last of
+    # these would wait for every other one.
     is_moving = any(unit.phase in COMING or unit.drain_until_s is not None for unit in rest)
     blocked = [unit for unit in missing if _blockers(unit, surplus)]
     if is_moving or len(blocked) < len(missing) or not blocked:

@@ -9,8 +9,7 @@ UNIT_CLASS = "muxcluster.cluster.units.actor:UnitReplica"
 
 
 class UnitHost:
-    """Ray calls to `unit_class` ("module:name"), which is called with the other arguments, a
-    `UnitSpec` first."""
+    """Ray calls to `unit_class` ("module:name"), made of a `UnitSpec` and the other arguments."""
 
     def __init__(self, unit_class: str, *args: Any) -> None:
         log_as(args[0].unit_id)

@@ -28,9 +28,7 @@ class Norm:
     eps: float  # added to the mean square
 
     def __call__(self, residual: Tensor, added: Tensor | None) -> Tensor:
-        """Return the norm of `residual + added`, [tokens, hidden_size], and store the sum in
-        `residual`.
-        """
+        """Return the norm, [tokens, hidden_size], of `residual + added`, now in `residual`."""
         if added is None:
             return add_rms_norm(residual, self.weight, self.eps)
         return add_rms_norm(added, self.weight, self.eps, residual)

@@ -67,8 +67,6 @@ def packed_decoder(model: Foreign, num_positions: int) -> KernelDecoder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Products:
-    """Merged products of one layer."""
-
     # heads, kv_heads: of this rank
     heads: int
     kv_heads: int

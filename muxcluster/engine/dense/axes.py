@@ -61,9 +61,7 @@ class CacheAxes:
 
     @property
     def has_fixed_states(self) -> bool:
-        """True if some state does not grow with the tokens: padding inside a row would change
-        it.
-        """
+        """True if some state does not grow with the tokens: padding in a row would change it."""
         return any(each.row is not None and each.column is None for each in self.leaves)
 
     def num_bytes(self, cache: Any) -> int:

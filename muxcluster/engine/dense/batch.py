@@ -101,9 +101,7 @@ class DenseBatch:
         self.queries, self.padding = tuple(queries), padding
 
     def saved(self, query: int) -> KeptRow:
-        """Return what `embed` needs to continue a query, in host memory; the batch keeps the
-        query.
-        """
+        """Return what `embed` needs to continue a query, in host memory; the query stays."""
         row = self.queries.index(query)
         _, columns = self.padding.selected([row])
         cache = self._axes.selected(self._cache, [row], columns.tolist())

@@ -95,7 +95,6 @@ def _bytes(rows: Tensor) -> Tensor:
 
 
 def _as(data: Tensor, like: Tensor) -> Tensor:
-    """Return a copy of bytes as numbers of `like`'s type along one axis."""
     whole = torch.empty(math.prod(data.shape), dtype=torch.uint8, device=data.device)
     whole.view(data.shape).copy_(data)
     return whole.view(like.dtype)

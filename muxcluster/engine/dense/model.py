@@ -73,9 +73,9 @@ def _axes(forward: DenseForward, one: Sample) -> CacheAxes:
 
 
 def _holds(trial: Callable[[], bool]) -> bool:
-    """Return whether `ability` holds; it may raise anything where the model lacks it."""
     try:
         return trial()
+    # a model that lacks the ability may raise anything
     except Exception:  # noqa: BLE001
         return False
 
@@ -100,9 +100,7 @@ class _Trial:
         return self._continues(self._prefilled(np.inf))
 
     def takes_holes(self) -> bool:
-        """True if a prompt may be prefilled in the forward of a token of another, in either
-        order.
-        """
+        """True if a prompt may be prefilled beside a token of another, in either order."""
         return self._shapes(0, 1) and self._shapes(1, 0)
 
     def takes_chunks(self) -> bool:

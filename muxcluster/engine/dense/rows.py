@@ -66,9 +66,7 @@ class DenseRows:
         self._stale.add(table_row)
 
     def logits(self, rows: Rows, asked: Asked) -> Tensor:
-        """Return fp32 [sampling rows + asked.tokens, vocab], both in order; writes caches to the
-        pool.
-        """
+        """Return fp32 [sampling rows + asked.tokens, vocab], in order; write caches to the pool."""
         arrays = (rows.table_rows, rows.starts, rows.counts)
         places = zip(*(each.tolist() for each in arrays), strict=True)
         chunks = [
@@ -157,11 +155,10 @@ class DenseRows:
         wants: dict[int, int],
         found: dict[int, Tensor],
     ) -> None:
-        """Compute prompts beside the running batch, those that begin in groups of similar lengths.
-
-        The rest of a prompt is computed behind its beginning if the model allows it, else the whole
-        prompt again. For a model with states the whole prompt is computed with its last chunk.
-        """
+        """Compute prompts beside the batch; those that begin, in groups of similar lengths."""
+        # The rest of a prompt is computed behind its beginning if the model allows it, else the
+        # whole prompt again. For a model with states the whole prompt is computed with its last
+        # chunk.
         # The states of a beginning could not be told from the padding of other rows.
         if self._layout.state_bytes:
             idle = [each for each in chunks if not samples[each.row] and each.row not in wants]
@@ -186,9 +183,7 @@ class DenseRows:
         wants: dict[int, int],
         found: dict[int, Tensor],
     ) -> None:
-        """Compute the tokens of `chunks` from the first on, or behind those of `kept` (one
-        chunk).
-        """
+        """Compute the tokens of `chunks` from the first on, or of one behind those of `kept`."""
         length = 0 if kept is None else kept.length
         counts = np.array([each.end - length for each in chunks], dtype=np.int64)
         padding = (Padding.none() if kept is None else Padding.of([length])).appended(

@@ -141,7 +141,6 @@ class RowStore:
         self._units[halves] = words.view(*halves.shape, *self._units.shape[1:])
 
     def _mark(self, table_rows: Tensor, lengths: NDArray[np.integer]) -> None:
-        """Record that the states of `table_rows` are of `lengths` tokens."""
         first = self._arena.tables.flatten(1, 2)[table_rows, self._token_planes, 0].long()
         heads = torch.from_numpy(lengths.astype(np.int64)).view(torch.uint8)
         self._pool[first, :_HEAD_BYTES] = heads.view(-1, _HEAD_BYTES).to(self._pool.device)

@@ -81,7 +81,6 @@ def _parts(linears: Sequence[nn.Linear], name: str) -> list[Tensor]:
 
 
 def _merge(linears: Sequence[nn.Linear], name: str, device: str) -> None:
-    """Move the parameters `name` of `linears` into one tensor on `device`."""
     sizes = [len(each) for each in _parts(linears, name)]
     if not sizes:
         return

@@ -129,9 +129,7 @@ class StagedTransfer:
         self.open_saves.clear()
 
     def _packed(self, runs: Runs, sizes: SlotSizes, device: torch.device) -> Tensor:
-        """Return uint8 [slots of `runs`, 2 * slot_bytes], one slot per block; pinned if on the
-        CPU.
-        """
+        """Return uint8 [slots of `runs`, 2 * slot_bytes], one slot a block; pinned on the CPU."""
         shape = (int(runs[:, 2].sum()), 2 * sizes.slot_bytes)
         is_pinned = device.type == "cpu" and self.pool.is_cuda
         return torch.empty(shape, dtype=torch.uint8, device=device, pin_memory=is_pinned)
@@ -198,9 +196,7 @@ def copy_runs(
 
 
 def _with_packed(runs: Runs, column: int) -> Runs:
-    """Return the runs with source (column 0) or destination (1) one after another in packed
-    memory.
-    """
+    """Return the runs with source (column 0) or destination (1) consecutive in packed memory."""
     packed = runs.copy()
     packed[:, column] = runs[:, 2].cumsum() - runs[:, 2]
     return packed

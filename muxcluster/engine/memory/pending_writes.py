@@ -30,9 +30,7 @@ class PendingWrites:
             self._deltas.append(delta)
 
     def take(self) -> list[Array]:
-        """Return all collected arrays in the form that `write` takes, and forget them; [] if
-        none.
-        """
+        """Return all collected arrays as `write` takes them, and forget them; [] if none."""
         admissions, deltas = self._admissions, self._deltas
         self._admissions, self._deltas = [], []
         arrays: list[Array] = []

@@ -23,9 +23,7 @@ class Answers:
 
     @property
     def is_split(self) -> bool:
-        """True if some ranks have failed and others not answered: they may wait inside a
-        collective.
-        """
+        """True if some ranks failed and others did not answer: they may wait in a collective."""
         has_failed = any(isinstance(answer, Failed) for answer in self._said.values())
         return has_failed and len(self._said) < self._num_ranks
 

@@ -93,9 +93,7 @@ class RanksExecutor(ChildExecutor):
             self._wakes.wake()
 
     def _take(self, link: RankLink) -> Sequence[Outcome]:
-        """Take the rank's answer; return the job's outcome if complete. Raises RankLost,
-        OutOfStep.
-        """
+        """Take the rank's answer; return the outcome once complete. Raises RankLost, OutOfStep."""
         answer, answers = link.hear(), self._answers
         assert answers is not None, f"rank {link.rank} speaks without a job"
         answers.take(link.rank, answer)

@@ -92,9 +92,7 @@ class ProcessGroup:
         return whole.to(part.device).movedim(0, -2).reshape(*part.shape[:-1], -1)
 
     def _reachable(self, tensor: Tensor) -> Tensor:
-        """Return the tensor, or a copy in host memory if gloo needs it, which waits for the
-        device.
-        """
+        """Return the tensor, or a copy in host memory (a wait for the device) if gloo needs it."""
         return tensor.cpu() if self._has_gloo and tensor.is_cuda else tensor
 
     def close(self) -> None:

@@ -39,9 +39,7 @@ class Rank:
             self._control.send(encode(self._run(message.job)))
 
     def _run(self, job: Job) -> Done | Failed:
-        """Run the job. Raises torch.AcceleratorError, after which this process's GPU is
-        unusable.
-        """
+        """Run the job. Raises torch.AcceleratorError: this process's GPU is then unusable."""
         try:
             result = self._runner.execute(job)
         except torch.AcceleratorError:

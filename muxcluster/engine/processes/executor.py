@@ -139,7 +139,6 @@ class ProcessExecutor(ChildExecutor):
         return outcomes
 
     def _has_doubts(self) -> bool:
-        """Return whether some process may be lost, or has not started yet."""
         assert self._owner is not None, "not started"
         workers = self._workers.values()
         pulses = [self._owner.pulse, *(worker.pulse for worker in workers)]

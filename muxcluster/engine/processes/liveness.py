@@ -65,9 +65,7 @@ class Pulse:
         self._num_missed = 0
 
     def beat(self, *, is_busy: bool) -> None:
-        """Take the pulse. is_busy: it should be computing; else it may sleep, but not be
-        stopped.
-        """
+        """Take the pulse. is_busy: it should compute; else it may sleep, but not be stopped."""
         reading = self._read()
         if reading is None:
             return

@@ -43,9 +43,7 @@ class LossLedger:
             self._bound(self._workers, WORKERS_S, what, now)
 
     def owner_lost(self, now: float) -> None:
-        """Record that the owner died, hung, or could not load. Raises EngineFailure like
-        `worker_lost`.
-        """
+        """Record that the owner died, hung, or could not load. Raises as `worker_lost`."""
         self._count("the memory owner", is_blank=True)
         self._bound(self._owners, OWNERS_S, "the memory owner", now)
 

@@ -1,6 +1,6 @@
 """The grid of a profile (shares, batches, lengths), and which of its points a unit can run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muxcluster.core.unitspec import UnitSpec
 
@@ -46,4 +46,23 @@ def fits(spec: UnitSpec, point: Point) -> bool:
         and point.batch <= min(model.max_seqs, spec.scheduler.max_decode_rows)
         and point.batch * columns * model.shape.blocks_per_column <= spec.num_blocks
         and (padded is None or padded.row_bytes.of(point.batch, point.tokens) <= padded.limit_bytes)
+    )
+
+
+def num_beside(batch: int) -> int:
+    """Return how many prompts of a mixed job there are beside `batch` decodes: a unit that has many
+    of these gets many of those."""
+    return max(1, batch // 4)
+
+
+def fits_mixed(spec: UnitSpec, point: Point) -> bool:
+    """Return whether the decode step of `point` can run beside prompts of its length, as a mixed
+    job: on the whole GPU, of a model whose batches are not padded."""
+    (model,) = spec.models
+    prompts = num_beside(point.batch)
+    return (
+        point.share == 1.0
+        and model.padded is None
+        and point.batch + prompts * point.tokens <= spec.scheduler.token_budget
+        and fits(spec, replace(point, batch=point.batch + prompts))
     )

@@ -45,7 +45,8 @@ class JobTarget:
 class ProfileJobs:
     """Jobs of one model for one worker.
 
-    Invariant: n rows from the first on are open, where n is the batch of the last `prefill`.
+    Invariant: n rows from the first on are open, where n is the batch of the last `prefill`; after
+    a `mixed` those of its prompts, too.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ProfileJobs:
         self._budget = spec.scheduler.token_budget
         self._kv, self._ids = state.kv.of(self._model.name), state.ids
         self._open: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        self._beside = self._open  # rows of the prompts in the last `mixed`
         self._random = np.random.default_rng(self._model.seed)
         self._num_decodes = 0
 
@@ -106,9 +108,34 @@ class ProfileJobs:
         )
         return self._job(Phase.DECODE, point.share, rows, self._grow(table_rows, point.tokens))
 
-    def _reopen(self, batch: int) -> NDArray[np.int32]:
-        for row in self._open.tolist():
+    def mixed(self, point: Point, prompts: int) -> Job:
+        """Return a step of the same sequences beside `prompts` new prompts of `point.tokens`.
+
+        The point must fit (`grid.fits_mixed`).
+        """
+        self._close(self._beside)
+        size = len(self._open)
+        self._beside = beside = self._open[0] + np.arange(size, size + prompts, dtype=np.int32)
+        for row in beside.tolist():
+            self._kv.open(row, ())
+        rows = Rows(
+            table_rows=np.concatenate((self._open, beside)),
+            starts=np.repeat(np.array((point.tokens - 1, 0), np.int32), (size, prompts)),
+            counts=np.repeat(np.array((1, point.tokens), np.int32), (size, prompts)),
+            samples=np.ones(size + prompts, dtype=np.bool_),
+        )
+        tables = self._grow(beside, point.tokens)
+        admissions = tuple(self._admission(row, point.tokens) for row in beside.tolist())
+        return self._job(Phase.MIXED, point.share, rows, tables, admissions)
+
+    def _close(self, table_rows: NDArray[np.int32]) -> None:
+        for row in table_rows.tolist():
             self._kv.close(row)
+
+    def _reopen(self, batch: int) -> NDArray[np.int32]:
+        self._close(self._open)
+        self._close(self._beside)
+        self._beside = self._open[:0]
         self._open = np.arange(batch, dtype=np.int32) + np.int32(self._target.first_row)
         for row in self._open.tolist():
             self._kv.open(row, ())

@@ -2,18 +2,21 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from muxcluster.core.backends import as_loaded
-from muxcluster.core.errors import EngineFailure, LoadError
+from muxcluster.core.errors import LoadError
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.executor import Executor, JobDone, JobFailed, Outcome, OwnerLost
-from muxcluster.engine.profile.grid import Grid, Point, fits
+from muxcluster.engine.executor import Executor, JobDone, Outcome
+from muxcluster.engine.profile.grid import Grid, Point, fits, fits_mixed, num_beside
 from muxcluster.engine.profile.jobs import ProfileJobs
+from muxcluster.engine.profile.outcomes import check_outcome
+from muxcluster.engine.profile.turns import measure_turns
 from muxcluster.engine.unit.executor_choice import make_executor
-from muxcluster.placement.cost import Cell
+from muxcluster.placement.cost import Cell, MixedCell, Turn
 
 # A warm-up that takes this long counts as the first repeat: what only a first run pays (memory
 # touched, kernels chosen for a new size, some milliseconds) is lost in it.
@@ -25,6 +28,8 @@ class Profiled(NamedTuple):
 
     cells: tuple[Cell, ...]
     spec: UnitSpec  # the unit with its model as loaded
+    mixed: tuple[MixedCell, ...] = ()
+    turns: tuple[Turn, ...] = ()
 
 
 def measure(
@@ -33,11 +38,13 @@ def measure(
     on_point: Callable[[Point], None],
     executor: Executor | None = None,
 ) -> Profiled:
-    """Measure a prefill and a decode cell for each point of `grid` that fits, in the grid's order.
+    """Measure a prefill and a decode cell for each point of `grid` that fits, in the grid's order,
+    mixed jobs where they fit, and on a CPU the unit's own work between jobs (turns.py).
 
     spec: a unit of one model, whose first worker may run at every share of the grid. Seconds are
-    those from launching a job to its outcome, as the unit sees them. `on_point` is called after
-    each point. executor: where jobs run, by default what `spec.partition` names; closed at the end.
+    those from launching a job to its outcome, as the unit sees them. `on_point` is called each time
+    that a point was run, `grid.repeats` + 1 times at most. executor: where jobs run, by default
+    what `spec.partition` names; closed at the end.
     Raises LoadError naming the file at fault, also if no point fits the loaded model, EngineFailure
     if a job or process was lost.
     """
@@ -49,11 +56,13 @@ def measure(
         if not points:
             raise _nothing_fits(spec)
         jobs = ProfileJobs(spec)
-        cells: list[Cell] = []
-        for point in points:
-            cells.extend(cells_at(executor, jobs, point, grid.repeats))
-            on_point(point)
-        return Profiled(tuple(cells), spec)
+        prompts = [num_beside(each.batch) if fits_mixed(spec, each) else 0 for each in points]
+        runs = [PointRuns(point, beside) for point, beside in zip(points, prompts, strict=True)]
+        run_in_turn(executor, jobs, runs, grid.repeats, on_point)
+        cells = [cell for each in runs for cell in each.cells(grid.repeats)]
+        mixed = [cell for each in runs for cell in each.mixed_cells(grid.repeats)]
+        turns = measure_turns(spec, executor, grid) if spec.device == "cpu" else ()
+        return Profiled(tuple(cells), spec, tuple(mixed), turns)
     finally:
         executor.close()
 
@@ -66,14 +75,64 @@ def _nothing_fits(spec: UnitSpec) -> LoadError:
     return LoadError(Path(spec.models[0].path, "config.json"), message)
 
 
-def cells_at(
-    executor: Executor, jobs: ProfileJobs, point: Point, repeats: int
-) -> tuple[Cell, Cell]:
-    """Measure a prefill, and a decode that reads its keys and values. Raises as `measure`."""
-    prefill_s = samples_of(repeats, lambda: run_jobs(executor, jobs.prefill(point)))
-    warm_up_decode(executor, jobs, point)
-    decode_s = samples_of(repeats, lambda: run_jobs(executor, [jobs.decode(point)]))
-    return _cell("prefill", point, prefill_s), _cell("decode", point, decode_s)
+@dataclass(slots=True, eq=False)
+class PointRuns:
+    """The jobs of one point, run again and again; their first run is a warm-up."""
+
+    point: Point
+    prompts: int = 0  # beside its decode step in a mixed job; 0: no such job
+    prefill_s: list[float] = field(default_factory=list)
+    decode_s: list[float] = field(default_factory=list)
+    mixed_s: list[float] = field(default_factory=list)
+
+    def run(self, executor: Executor, jobs: ProfileJobs) -> None:
+        """Run a prefill, and what reads its keys and values. Raises as `measure`."""
+        point = self.point
+        self.prefill_s.append(run_jobs(executor, jobs.prefill(point)))
+        warm_up_decode(executor, jobs, point)
+        self.decode_s.append(run_jobs(executor, [jobs.decode(point)]))
+        if self.prompts:
+            self.mixed_s.append(run_jobs(executor, [jobs.mixed(point, self.prompts)]))
+
+    def has_run(self, repeats: int) -> bool:
+        """Return whether there are `repeats` runs without the warm-up, or with a long one."""
+        if not self.prefill_s:
+            return False
+        return len(self.prefill_s) >= repeats + (self.prefill_s[0] < LONG_S)
+
+    def cells(self, repeats: int) -> tuple[Cell, Cell]:
+        where = (1, self.point.share, self.point.batch, self.point.tokens)
+        return (
+            Cell("prefill", *where, tuple(self.prefill_s[-repeats:])),
+            Cell("decode", *where, tuple(self.decode_s[-repeats:])),
+        )
+
+    def mixed_cells(self, repeats: int) -> tuple[MixedCell, ...]:
+        if not self.prompts:
+            return ()
+        point, seconds = self.point, tuple(self.mixed_s[-repeats:])
+        where = (1, point.share, point.batch, point.tokens)
+        return (MixedCell(*where, self.prompts, point.tokens, seconds),)
+
+
+def run_in_turn(
+    executor: Executor,
+    jobs: ProfileJobs,
+    runs: Sequence[PointRuns],
+    repeats: int,
+    on_point: Callable[[Point], None],
+) -> None:
+    """Run every point, then every one again, as often as `repeats` needs.
+
+    The same job over and over would be up to a tenth faster than jobs of changing sizes, as a unit
+    has them: memory and kernels of the last size are reused. And what disturbs the machine for a
+    while does not hit one point alone. Raises as `measure`.
+    """
+    for _ in range(repeats + 1):
+        for each in runs:
+            if not each.has_run(repeats):
+                each.run(executor, jobs)
+                on_point(each.point)
 
 
 def warm_up_decode(executor: Executor, jobs: ProfileJobs, point: Point) -> None:
@@ -85,17 +144,6 @@ def warm_up_decode(executor: Executor, jobs: ProfileJobs, point: Point) -> None:
     # together.
     for _ in range(jobs.num_forming_steps):
         run_jobs(executor, [jobs.decode(point)])
-
-
-def _cell(phase: Literal["prefill", "decode"], point: Point, seconds: tuple[float, ...]) -> Cell:
-    return Cell(
-        phase=phase,
-        tp=1,
-        share=point.share,
-        batch=point.batch,
-        tokens=point.tokens,
-        seconds=seconds,
-    )
 
 
 def samples_of(repeats: int, run: Callable[[], float]) -> tuple[float, ...]:
@@ -121,9 +169,3 @@ def _is_end(outcome: Outcome) -> bool:
     """Return whether the one running job is done. Raises as `check_outcome`."""
     check_outcome(outcome)
     return isinstance(outcome, JobDone)
-
-
-def check_outcome(outcome: Outcome) -> None:
-    """Raise EngineFailure if a job or all memory is lost."""
-    if isinstance(outcome, JobFailed | OwnerLost):
-        raise EngineFailure(f"profiling stopped: {outcome.message}")

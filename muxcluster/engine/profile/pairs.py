@@ -13,7 +13,8 @@ from muxcluster.engine.dense.places import num_batches
 from muxcluster.engine.executor import Executor, JobDone
 from muxcluster.engine.profile.grid import Grid, Point, fits
 from muxcluster.engine.profile.jobs import JobTarget, ProfileJobs, ProfileState
-from muxcluster.engine.profile.model import check_outcome, run_jobs, samples_of, warm_up_decode
+from muxcluster.engine.profile.model import run_jobs, samples_of, warm_up_decode
+from muxcluster.engine.profile.outcomes import check_outcome
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.placement.cost import Pair, PairedJob
 
@@ -181,8 +182,6 @@ def pair_at(executor: Executor, spec: UnitSpec, point: PairPoint, repeats: int) 
 
 @dataclass(slots=True)
 class _RepeatedJobs:
-    """Repeats a worker's jobs."""
-
     jobs: Callable[[], Sequence[Job]]  # the jobs of one turn, in order
     # seconds of the turns that ended, without the first: its neighbour began later
     seconds: list[float] = field(default_factory=list)

@@ -61,9 +61,7 @@ class PromptPositions:
     def of(
         self, table_rows: NDArray[np.int32], starts: NDArray[np.int32], counts: NDArray[np.int32]
     ) -> Asked:
-        """Return the tokens of a batch (arrays [rows]) that precede prompt tokens of asking
-        requests.
-        """
+        """Return the tokens (arrays: [rows]) that precede prompt tokens of asking requests."""
         if not self._asking:
             return Asked((), np.empty(0, dtype=np.int64))
         offsets = np.cumsum(counts) - counts

@@ -22,7 +22,6 @@ class PendingJob:
 
     @property
     def is_done(self) -> bool:
-        """True where `result` need not wait."""
         return self.pending.is_done
 
     def result(self) -> JobResult:

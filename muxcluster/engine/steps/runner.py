@@ -111,7 +111,6 @@ class UnitRunner:
         return PendingJob(job, started, pending)
 
     def waits(self, job: Job) -> bool:
-        """Return whether `launch` returns only when the job has ended."""
         return bool(job.copies) or self._models[job.model].waits(job.rows)
 
     @torch.inference_mode()
@@ -190,7 +189,6 @@ class UnitRunner:
         return Forward(model)
 
     def _use_device(self) -> None:
-        """Make the unit's device the calling thread's."""
         # Triton launches on that one, wherever the tensors are, and a new thread begins with the
         # first.
         if self._device.type == "cuda" and self._device.index is not None:

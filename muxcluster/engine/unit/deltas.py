@@ -6,9 +6,7 @@ from muxcluster.core.events import Finished, Rejected, StepOutput, TokenDelta, m
 
 
 def deltas_of(outputs: Iterable[StepOutput]) -> dict[str, TokenDelta]:
-    """Return a delta per request that got tokens, prompt logprobs or its end, in order of
-    arrival.
-    """
+    """Return a delta per request with tokens, prompt logprobs or its end, in order of arrival."""
     deltas: dict[str, TokenDelta] = {}
     for output in outputs:
         for request_id, delta in _pieces(output):

@@ -53,9 +53,7 @@ def warm_up(spec: UnitSpec, executor: Executor, clock: Clock, seed: MeasuredSeed
 
 
 def _worker_sets(workers: Sequence[WorkerSpec]) -> Iterator[tuple[WorkerSpec, ...]]:
-    """Yield each worker at each of its rungs, the largest first, and others for its missing
-    phases.
-    """
+    """Yield each worker at each rung, the largest first, and others for its missing phases."""
     for worker in workers:
         others = tuple(
             replace(other, phases=lacking, shares=other.shares[-1:])

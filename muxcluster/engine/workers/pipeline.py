@@ -39,9 +39,7 @@ class JobRunner(Protocol):
         ...
 
     def waits(self, job: Job) -> bool:
-        """Return whether `launch` returns only when the job has ended: the host takes part in
-        it.
-        """
+        """True if `launch` returns only when the job has ended: the host takes part in it."""
         ...
 
     def record_next(self) -> bool:

@@ -21,9 +21,7 @@ class WorkerThread:
         runner: JobRunner,
         report: Callable[[JobDone | JobFailed | SystemExit], None],
     ) -> None:
-        """report: called with every outcome, or with SystemExit if a job raised it, which ends the
-        thread.
-        """
+        """report: called with every outcome, or a job's SystemExit, which ends the thread."""
         self._pipeline = Pipeline(runner)
         self._report = report
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()

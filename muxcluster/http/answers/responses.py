@@ -100,10 +100,9 @@ class _EventWriter:
         return data
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
-        """Return the bytes before and after the text of an event that has only text.
-
-        Most events differ in their text alone; encoding the rest again would take most of the time.
-        """
+        """Return the bytes before and after the text of an event that has only text."""
+        # Most events differ in their text alone; encoding the rest again would take most of the
+        # time.
         (choice,) = self._wire.chunks(ChoiceDelta(index, _MARK))
         before, _, after = self._event([choice]).partition(b'"' + _MARK.encode() + b'"')
         return before, after

@@ -7,7 +7,7 @@ from muxcluster.kvcache.lending.state import RIGHT, LentState
 from muxcluster.kvcache.model_kv import ModelKv
 
 
-class Lending:
+class ColumnLending:
     """Lends the last columns of one model's sequences, deepest first."""
 
     def __init__(self, state: LentState, kv: ModelKv) -> None:

@@ -11,7 +11,7 @@ from muxcluster.kvcache.model import Shortage
 from muxcluster.kvcache.model_kv import ModelKv
 
 
-class Restoring:
+class ColumnRestoring:
     """Plans restores of one model's lent sequences; each is final when its job has succeeded."""
 
     def __init__(self, state: LentState, kv: ModelKv) -> None:

@@ -69,13 +69,11 @@ class Saving:
     def _touched(
         self, victim: ModelKv, blocks: NDArray[np.intp], held: NDArray[np.int32]
     ) -> NDArray[np.int32]:
-        """Return the end of the places of `victim` that `blocks` lose to `held` > 0 tokens, [n].
-
-        A full column takes all: it may be published, and must then have no lender, even if it
-        leaves some bytes at the end of the block. Of what an interactive sequence lent, all is
-        taken at once: its tokens are the first to be overwritten, and so the sequence that took
-        the block can lend it in turn.
-        """
+        """Return the end of the places of `victim` that `blocks` lose to `held` > 0 tokens, [n]."""
+        # A full column takes all: it may be published, and must then have no lender, even if it
+        # leaves some bytes at the end of the block. Of what an interactive sequence lent, all is
+        # taken at once: its tokens are the first to be overwritten, and so the sequence that took
+        # the block can lend it in turn.
         lenders = self._state.lenders
         places = -(-held * self._kv.slot_bytes // victim.slot_bytes)
         ends = lenders.ends[blocks].astype(np.int32)

@@ -1,10 +1,18 @@
 """Seconds of prefill and decode jobs: one cost model for planner, scheduler and simulator."""
 
 from muxcluster.placement.cost.choice import cost_for
-from muxcluster.placement.cost.interference import mixed_job_s, slowdown
+from muxcluster.placement.cost.interference import slowdown
 from muxcluster.placement.cost.measured import MeasuredCost
 from muxcluster.placement.cost.muxserve import read_muxserve
-from muxcluster.placement.cost.profile import Cell, Pair, PairedJob, Profile, ProfiledModel
+from muxcluster.placement.cost.profile import (
+    Cell,
+    MixedCell,
+    Pair,
+    PairedJob,
+    Profile,
+    ProfiledModel,
+    Turn,
+)
 from muxcluster.placement.cost.protocol import Cost
 from muxcluster.placement.cost.roofline import Roofline
 from muxcluster.placement.cost.tuning import Tuning
@@ -13,14 +21,15 @@ __all__ = [
     "Cell",
     "Cost",
     "MeasuredCost",
+    "MixedCell",
     "Pair",
     "PairedJob",
     "Profile",
     "ProfiledModel",
     "Roofline",
     "Tuning",
+    "Turn",
     "cost_for",
-    "mixed_job_s",
     "read_muxserve",
     "slowdown",
 ]

@@ -1,4 +1,4 @@
-"""Time of work that runs at the same time: jobs side by side, and both phases in one job."""
+"""Slowdown of jobs that run at the same time."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -22,15 +22,6 @@ def slowdown(draws: Sequence[float], loss: float = COLOCATION_LOSS) -> float:
         return 1.0
     asked = sum(draws)
     return max(1.0, asked) * (1 + loss * min(1.0, asked))
-
-
-def mixed_job_s(decode_s: float, prefill_s: float) -> float:
-    """Return the seconds of a job that decodes and computes prompts of one model in one forward.
-
-    The longer part plus half of the shorter one: the weights are read once and launches are shared,
-    but matrix products and attention of both parts add up.
-    """
-    return max(decode_s, prefill_s) + min(decode_s, prefill_s) / 2
 
 
 class Slowed(NamedTuple):

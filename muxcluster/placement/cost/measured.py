@@ -6,10 +6,12 @@ from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from muxcluster.placement.cost.calibrate import calibrated
 from muxcluster.placement.cost.interference import Slowed, fitted_loss, slowdown
-from muxcluster.placement.cost.profile import Cell, Pair, PairedJob, Phase, ProfiledModel
+from muxcluster.placement.cost.mixed import MeasuredMix, MixedFactors, fitted_factors, usual_mixed_s
+from muxcluster.placement.cost.profile import Cell, Pair, PairedJob, Phase, ProfiledModel, Turn
 from muxcluster.placement.cost.roofline import Roofline
 from muxcluster.placement.cost.smooth import smoothed
 from muxcluster.placement.cost.surface import Surface, monotone
@@ -33,7 +35,8 @@ class MeasuredCost:
     filled, and extended beyond the measured range. Then seconds are made monotone: never less for a
     greater batch or length, never more for a greater share. Other models, and other tp, are
     predicted by `roofline`, which is fitted to all cells. The slowdown by neighbours is fitted to
-    the pairs.
+    the pairs, mixed jobs to the mixed cells of their model, and the unit's own work between jobs to
+    the turns of all models.
     """
 
     def __init__(
@@ -50,6 +53,8 @@ class MeasuredCost:
         self._prefill = self._surfaces("prefill", cells)
         self._decode = self._surfaces("decode", cells)
         self._loss = fitted_loss([self._slowed(pair, shapes) for pair, shapes in pairs])
+        self._mixed = self._mixed_factors(models)
+        self._turn = _turn_line([turn for model in models for turn in model.turns])
 
     def prefill_s(
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
@@ -68,6 +73,20 @@ class MeasuredCost:
         if surface is None:
             return self.roofline.decode_s(model, tp, share, batch, context)
         return surface.seconds(share, batch, context)
+
+    def mixed_s(
+        self, model: ModelShape, tp: int, share: float, prefill_s: float, decode_s: float
+    ) -> float:
+        """One forward over what takes `prefill_s` and `decode_s` apart."""
+        factors = self._mixed.get((model, tp))
+        if factors is None:
+            return usual_mixed_s(prefill_s, decode_s)
+        return factors.seconds(prefill_s, decode_s, self.decode_s(model, tp, share, 1, 1))
+
+    def turn_s(self, rows: float, new: float) -> float:
+        """What the unit itself does between a job and the next one (`profile.Turn`)."""
+        fixed_s, per_row_s, per_new_s = self._turn
+        return fixed_s + per_row_s * rows + per_new_s * new
 
     def prefill_draw(
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
@@ -97,6 +116,22 @@ class MeasuredCost:
         factor = (_factor(pair.prefill) * _factor(pair.decode)) ** 0.5
         return Slowed((draws[0], draws[1]), factor)
 
+    def _mixed_factors(
+        self, models: Iterable[ProfiledModel]
+    ) -> dict[tuple[ModelShape, int], MixedFactors]:
+        groups: dict[tuple[ModelShape, int], list[MeasuredMix]] = {}
+        for model in models:
+            for cell in model.mixed:
+                where = (model.shape, cell.tp, cell.share)
+                mix = MeasuredMix(
+                    self.prefill_s(*where, cell.prompts, cell.tokens),
+                    self.decode_s(*where, cell.rows, cell.context),
+                    self.decode_s(*where, 1, 1),
+                    median(cell.seconds),
+                )
+                groups.setdefault((model.shape, cell.tp), []).append(mix)
+        return {key: fitted_factors(found) for key, found in groups.items()}
+
     def _surfaces(
         self, phase: Phase, cells: Mapping[tuple[ModelShape, int, Phase], Sequence[Cell]]
     ) -> dict[tuple[ModelShape, int], Surface]:
@@ -105,6 +140,16 @@ class MeasuredCost:
             for (shape, tp, each), found in cells.items()
             if each == phase
         }
+
+
+def _turn_line(turns: Sequence[Turn]) -> tuple[float, ...]:
+    """Return the seconds of any turn, more for each row, and more for each new one; zeros for no
+    turns."""
+    if not turns:
+        return 0.0, 0.0, 0.0
+    seconds = np.array([median(turn.seconds) for turn in turns])
+    terms = np.array([(1.0, turn.rows, turn.new) for turn in turns]) / seconds[:, None]
+    return tuple(nnls(terms, np.ones(len(turns)))[0].tolist())
 
 
 def _factor(job: PairedJob) -> float:

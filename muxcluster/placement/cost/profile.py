@@ -3,13 +3,16 @@
     {"version": 1, "gpu": "A100-80GB", "itemsize": 2, "machine": "host, date, versions",
      "models": [{"name": "chat", "shape": {"num_layers": 32, ...},
                  "cells": [{"phase": "decode", "tp": 1, "share": 0.5, "batch": 8, "tokens": 256,
-                            "seconds": [0.0131, 0.0130, 0.0134]}]}],
+                            "seconds": [0.0131, 0.0130, 0.0134]}],
+                 "mixed": [{"tp": 1, "share": 1.0, "rows": 8, "context": 256,
+                            "prompts": 2, "tokens": 128, "seconds": [0.0151]}],
+                 "turns": [{"rows": 8, "new": 0, "seconds": [0.0006]}]}],
      "pairs": [{"tp": 1, "prefill": {"model": "chat", "share": 0.5, "batch": 1, "tokens": 512,
                                      "alone": [0.031], "beside": [0.034]},
                 "decode": {"model": "chat", "share": 0.5, ...}}]}
 
 `shape` has the fields of ModelShape. Cells may be any points of (SM share, batch, tokens), in any
-order; not every combination is needed. `pairs` may be missing.
+order; not every combination is needed. `mixed`, `turns` and `pairs` may be missing.
 """
 
 import json
@@ -52,6 +55,32 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
+class MixedCell:
+    """One forward over `prompts` prompts of `tokens` tokens each, and the next token of `rows`
+    sequences, each of which attends to `context` tokens."""
+
+    tp: Count
+    share: Share
+    rows: Count
+    context: Count
+    prompts: Count
+    tokens: Count
+    seconds: Seconds  # as in `Cell`
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the unit itself does between a job and the next one like it.
+
+    Each has `rows` sequences, `new` of which are admitted with it, and as many end.
+    """
+
+    rows: Count
+    new: Annotated[int, Rule("at least 0", lambda value: value >= 0)]
+    seconds: Seconds  # as in `Cell`
+
+
+@dataclass(frozen=True, slots=True)
 class PairedJob:
     """A job as in `Cell`, alone and beside another."""
 
@@ -81,6 +110,8 @@ class ProfiledModel:
     name: str
     shape: Annotated[ModelShape, _SIZED]
     cells: tuple[Cell, ...]
+    mixed: tuple[MixedCell, ...] = ()
+    turns: tuple[Turn, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,16 @@ class Cost(Protocol):
         """One token for each of `batch` sequences of `context` tokens."""
         ...
 
+    def mixed_s(
+        self, model: ModelShape, tp: int, share: float, prefill_s: float, decode_s: float
+    ) -> float:
+        """One forward over what takes `prefill_s` and `decode_s` apart; at least the larger."""
+        ...
+
+    def turn_s(self, rows: float, new: float) -> float:
+        """What the unit itself does between a job and the next one (`profile.Turn`)."""
+        ...
+
     def prefill_draw(
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
     ) -> float:

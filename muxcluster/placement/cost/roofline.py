@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from muxcluster.placement.cost.interference import slowdown
+from muxcluster.placement.cost.mixed import usual_mixed_s
 from muxcluster.placement.cost.tuning import Tuning
 from muxcluster.placement.cost.work import Number, Work, decode_work, prefill_work
 from muxcluster.placement.hardware import Gpu
@@ -70,6 +71,16 @@ class Roofline:
     ) -> float:
         """One token for each of `batch` sequences of `context` tokens."""
         return self.seconds(decode_work(model, self.itemsize, tp, share, batch, context))
+
+    def mixed_s(
+        self, model: ModelShape, tp: int, share: float, prefill_s: float, decode_s: float
+    ) -> float:
+        """One forward over what takes `prefill_s` and `decode_s` apart (`usual_mixed_s`)."""
+        return usual_mixed_s(prefill_s, decode_s)
+
+    def turn_s(self, rows: float, new: float) -> float:
+        """What the unit itself does between two jobs: nothing is known of it."""
+        return 0.0
 
     def prefill_draw(
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float

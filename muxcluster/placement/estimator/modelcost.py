@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from muxcluster.placement.cost import Cost, mixed_job_s
+from muxcluster.placement.cost import Cost
 from muxcluster.placement.memory import (
     activation_bytes,
     check_split,
@@ -133,7 +133,8 @@ class ModelCost:
         prompts = max(1.0, min(1 / steps, float(self.prefill_rows)))
         step_s = self.step_s(batch, 1.0)
         prefill_s = self.prefill_job_s(1.0, prompts)
-        longer_s = mixed_job_s(step_s, prefill_s) - step_s
+        mixed_s = self._cost.mixed_s(demand.shape, self.tp, 1.0, prefill_s, step_s)
+        longer_s = mixed_s - step_s
         shape, context = demand.shape, demand.mean_tokens
         drawn = step_s * self._cost.decode_draw(shape, self.tp, 1.0, batch, context) * steps
         draw = self._cost.prefill_draw(shape, self.tp, 1.0, prompts, demand.prompt_tokens)

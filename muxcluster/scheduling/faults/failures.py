@@ -63,16 +63,18 @@ class Failures:
         return events
 
     def clear(self, model: ModelState, job: Job) -> None:
-        """Clear suspects by a job that ran. Call it before the next job."""
-        table, rows = model.running, job.rows.table_rows
+        """Clear suspects by a job that ran. Call it before its result is applied."""
+        table, rows = model.running, job.rows
         if not table.num_suspects:
             return
-        for row in rows[table.is_suspect[rows]].tolist():
-            live = table.at(row)
+        for row in table.is_suspect[rows.table_rows].nonzero()[0].tolist():
+            table_row = int(rows.table_rows[row])
+            live, end = table.at(table_row), int(rows.starts[row] + rows.counts[row])
             assert live.suspicion is not None
-            if live.suspicion.is_refuted(job.phase, int(table.num_computed[row])):
+            is_decoding = not table.is_prefilling[table_row]
+            if live.suspicion.is_refuted(job.phase, end, is_decoding=is_decoding):
                 live.suspicion = None
-                table.clear(row)
+                table.clear(table_row)
                 self.forget(live.request.request_id)
 
     def forget(self, request_id: str) -> None:
@@ -100,6 +102,7 @@ class Failures:
             job.phase,
             int(job.rows.starts[row] + job.rows.counts[row]),
             len(job.rows),
+            is_decoding=not model.running.is_prefilling[table_row],
             is_certain=is_certain,
         )
         if live.suspicion.is_proven:

@@ -57,15 +57,12 @@ class Isolation:
         self.predicts = packing.predicts
 
     def backlog(self, models: Sequence[ModelState]) -> float:
-        """As the packing has it."""
         return self._packing.backlog(models)
 
     def pool_use(self) -> float:
-        """As the packing has it."""
         return self._packing.pool_use()
 
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
-        """As the packing has it."""
         self._packing.observe(job, seconds, num_beside)
 
     def decodes_all(self, model: ModelState) -> bool:
@@ -102,10 +99,8 @@ class Isolation:
             return self._packing.pack(model, phase, turn)
 
     def _decodes(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
-        """The most senior suspect that decodes, and as many others as each of them may run with.
-
-        The workers are told all of them whole.
-        """
+        """The most senior suspect that decodes, and as many others as each of them may run with."""
+        # The workers are told all of them whole.
         limits = self._limits
         rows = model.running.idle_suspects(are_prefilling=False)
         rows = self._memory.unblocked(model, rows)

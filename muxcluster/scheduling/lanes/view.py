@@ -12,7 +12,6 @@ from muxcluster.core.job import Job, Phase
 from muxcluster.scheduling.packing.batch import Packing
 from muxcluster.scheduling.shares import Place, ShareLedger
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.steptime.model import StepCost
 
 
 class Proposal(NamedTuple):
@@ -26,18 +25,11 @@ class Proposal(NamedTuple):
 class LaneView:
     """Facts about models, shares and launches so far."""
 
-    def __init__(
-        self,
-        models: Sequence[ModelState],
-        shares: ShareLedger,
-        packing: Packing,
-        cost: StepCost | None,
-    ) -> None:
+    def __init__(self, models: Sequence[ModelState], shares: ShareLedger, packing: Packing) -> None:
         self.models = tuple(models)
         self.shares = shares
         self.last_phase: Phase | None = None  # of the last launch
         self._packing = packing
-        self._cost = cost
         self._num_launches = dict.fromkeys(Phase, 0)
         self._last: dict[tuple[str, Phase], int] = {}
         self._ended_rows: Mapping[str, int] = {}
@@ -123,7 +115,7 @@ class LaneView:
         return self._num_launches[phase]
 
     def prefill_slack_s(self, model: ModelState, now: float) -> float:
-        """Seconds until the most urgent prompt that can still make it must start; inf: none.
+        """Seconds until the next deadline of a prompt that is not late; inf: none.
 
         0 where there are suspects: the others of a failed job wait for each of them.
         """
@@ -132,33 +124,25 @@ class LaneView:
         table = model.running
         rows = table.idle_prefilling()
         head = model.waiting.head
-        cost_s = 0.0
-        if self._cost is not None:
-            num_tokens = int((table.num_tokens[rows] - table.num_computed[rows]).sum())
-            num_tokens += 0 if head is None else head.num_tokens
-            cost_s = self._cost.prefill_s(model.name, 1.0, num_tokens)
-        slack_s = math.inf if head is None else head.deadline_s - now - cost_s
+        slack_s = math.inf if head is None else head.deadline_s - now
         of_head_s = slack_s if slack_s >= 0 else math.inf
         if len(rows) == 0:
             return of_head_s
-        return min(of_head_s, _least(table.deadline_s[rows] - now - cost_s))
+        return min(of_head_s, _least(table.deadline_s[rows] - now))
 
     def decode_slack_s(self, model: ModelState, now: float) -> float:
-        """Seconds until the most urgent sequence that can still make it must decode; inf: none.
+        """Seconds until the next deadline of a sequence that decodes and is not late; inf: none.
 
         0 where there are suspects.
         """
         if model.has_suspects:
             return 0.0
         table = model.running
-        cost_s = 0.0
-        if self._cost is not None:
-            cost_s = self._cost.decode_s(model.name, 1.0, len(table.idle_decoding()))
-        slack_s = table.first_deadline_s() - now - cost_s
+        slack_s = table.first_deadline_s() - now
         if slack_s >= 0:
             return slack_s
         # Only where the first is late already must all be looked at.
-        return _least(table.deadline_s[table.idle_decoding()] - now - cost_s)
+        return _least(table.deadline_s[table.idle_decoding()] - now)
 
 
 def _least(slacks: NDArray[np.float64]) -> float:

@@ -115,10 +115,8 @@ class FastForward:
         return int((table.max_total[table_rows] - table.num_tokens[table_rows]).min()) - 1
 
     def _has_blocks(self, lefts: Mapping[Job, int], longest: int) -> bool:
-        """True where free and cached blocks, within the quotas, carry all through so many steps.
-
-        Nothing is cached or found meanwhile: one large eviction takes what small ones would.
-        """
+        """True where free and cached blocks, within the quotas, carry all through so many steps."""
+        # Nothing is cached or found meanwhile: one large eviction takes what small ones would.
         steps = [(job, min(left, longest)) for job, left in lefts.items()]
         return self._fits({job: self._most_lacking(job, count) for job, count in steps}) or (
             self._fits({job: self._lacking(job, count) for job, count in steps})
@@ -176,7 +174,6 @@ class FastForward:
         return again
 
     def _write(self, model: ModelState, rows: Rows, done: Repetition) -> None:
-        """The tokens of the steps that ended, and what they took."""
         table, table_rows = model.running, rows.table_rows
         table.append_zeros(table_rows, done.count, done.end_s, done.running_s)
         model.counters.output_tokens += done.count * len(table_rows)

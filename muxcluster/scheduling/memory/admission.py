@@ -21,8 +21,8 @@ from muxcluster.core.job import Job, Side, SlotCopies, TableDelta
 from muxcluster.core.request import ServiceClass
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import Shortage
-from muxcluster.scheduling.memory.lending import Lending, Restored, restore
-from muxcluster.scheduling.memory.restoring import Restoring
+from muxcluster.scheduling.memory.lending import Restored, SequenceLending, restore
+from muxcluster.scheduling.memory.restoring import SequenceRestoring
 from muxcluster.scheduling.memory.swapping import Grown, Swapping, least_senior
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
@@ -44,9 +44,9 @@ class Memory:
         self._kv = kv
         self.models = models
         self._block_bytes = block_bytes
-        self._lending = Lending(kv, models, is_on=is_bidirectional)
+        self._lending = SequenceLending(kv, models, is_on=is_bidirectional)
         self._swapping = Swapping(models, self._lending, self._preempt)
-        self._restoring = Restoring(models, self._lending, self._swapping, self._preempt)
+        self._restoring = SequenceRestoring(models, self._lending, self._swapping, self._preempt)
         self._events: list[Event] = []
 
     @property
@@ -146,10 +146,8 @@ class Memory:
         return min(headroom, kv.free + kv.evictable - pinned) if pinned else headroom
 
     def _reserve(self, model: ModelState, side: Side) -> int:
-        """Return one column for each sequence that may still grow; it keeps `side` out.
-
-        Without it, admission and preemption would take turns at the same blocks.
-        """
+        """Return one column for each sequence that may still grow; it keeps `side` out."""
+        # Without it, admission and preemption would take turns at the same blocks.
         table = model.running
         may_grow = model.kv.capacity < table.most_computed
         if side is Side.LEFT and self._lending.is_on:
@@ -157,11 +155,9 @@ class Memory:
         return int(np.count_nonzero(may_grow)) * model.blocks_per_column
 
     def _pinned(self, side: Side) -> int:
-        """Return idle pinned blocks, at most half the pool, which batch requests are kept from.
-
-        None while an interactive request waits, maybe behind a batch one, nor where no batch
-        sequence is left whose end could make room: pins then give way, as they do to any growth.
-        """
+        """Return idle pinned blocks, at most half the pool, which batch requests are kept from."""
+        # None while an interactive request waits, maybe behind a batch one, nor where no batch
+        # sequence is left whose end could make room: pins then give way, as they do to any growth.
         kv, models = self._kv, self.models
         blocks = min(kv.pins.idle_blocks, kv.num_blocks // 2)
         if side is Side.LEFT or not blocks or not any(model.running.num_batch for model in models):
@@ -229,11 +225,9 @@ class Memory:
     def _borrow(
         self, model: ModelState, rows: TableRows, num_tokens: NDArray[np.int32], short: Shortage
     ) -> NDArray[np.bool_] | None:
-        """Let others lend what is `short`; return which `rows` go on, None if nothing helps.
-
-        Those that lend do not go on. Where that is not enough, nor does the least senior that needs
-        blocks: it lends to more senior ones, and waits for these and for juniors that run.
-        """
+        """Let others lend what is `short`; return which `rows` go on, None if nothing helps."""
+        # Those that lend do not go on. Where that is not enough, nor does the least senior that
+        # needs blocks: it lends to more senior ones, and waits for these and for juniors that run.
         lacks = model.kv.capacity[rows] < num_tokens
         ranks = np.where(lacks, model.running.seniority[rows], np.iinfo(np.int64).min)
         last, only = int(np.argmax(ranks)), model if short.by_quota else None
@@ -304,7 +298,7 @@ class Memory:
         return any(not table.is_batch[table.idle_lent()].all() for table in tables)
 
     def next_interactive(self, model: ModelState) -> int | None:
-        """Return the lent interactive sequence to restore now: see `Restoring`."""
+        """Return the lent interactive sequence to restore now: see `SequenceRestoring`."""
         return self._restoring.next_interactive(model)
 
     def has_column_for(self, model: ModelState, row: int) -> bool:
@@ -414,13 +408,11 @@ class Memory:
 
 
 def _waits_for_sibling(model: ModelState, live: LiveRequest) -> bool:
-    """True where a batch sequence in its prefill computes a block next that `live` needs, too.
-
-    The hashes of `live` are known. Planned jobs start requests that share a prefix one after the
-    other, so most are in the queue while the first of them is in its prefill, and its columns can
-    be found only when that job has ended. Interactive requests do not wait; sequences that may not
-    run for now (they lent blocks, or are suspects) are not waited for.
-    """
+    """True where a batch sequence in its prefill computes a block next that `live` needs, too."""
+    # The hashes of `live` are known. Planned jobs start requests that share a prefix one after the
+    # other, so most are in the queue while the first of them is in its prefill, and its columns can
+    # be found only when that job has ended. Interactive requests do not wait; sequences that may
+    # not run for now (they lent blocks, or are suspects) are not waited for.
     table = model.running
     if live.side is not Side.RIGHT or not table.num_prefilling:
         return False

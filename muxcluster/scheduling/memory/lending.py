@@ -22,7 +22,7 @@ Restored = tuple[TableDelta, tuple[SlotCopies, ...]]  # new table entries, and t
 _FIRST_TWO = itemgetter(0, 1)
 
 
-class Lending:
+class SequenceLending:
     """Chooses the sequences that lend, batch ones first."""
 
     def __init__(self, kv: KvCache, models: Sequence[ModelState], *, is_on: bool) -> None:

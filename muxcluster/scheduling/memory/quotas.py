@@ -116,11 +116,9 @@ class QuotaBalancer:
         return blocks
 
     def _share(self, short: Sequence[ModelState], pot: int) -> None:
-        """Move the targets of models short of blocks toward a fair split of all they may have.
-
-        "Fair" is the same number of blocks per unit of measured demand. `pot`, which idle models
-        gave, is handed out whole; what the models hold already moves `_EVEN_OUT` of the way.
-        """
+        """Move the targets of models short of blocks toward a fair split of all they may have."""
+        # "Fair" is the same number of blocks per unit of measured demand. `pot`, which idle models
+        # gave, is handed out whole; what the models hold already moves `_EVEN_OUT` of the way.
         held = {model.name: self._targets[model.name] for model in short}
         least = {model.name: self._floors[model.name] for model in short}
         fair = split(short, weights(short), least, sum(held.values()) + pot)

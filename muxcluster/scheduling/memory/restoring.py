@@ -12,18 +12,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.scheduling.memory.lending import Lending, Restored, restore
+from muxcluster.scheduling.memory.lending import Restored, SequenceLending, restore
 from muxcluster.scheduling.memory.swapping import Preempt, Swapping, least_senior
 from muxcluster.scheduling.state.model import ModelState
 
 
-class Restoring:
+class SequenceRestoring:
     """Restores lent sequences of both classes."""
 
     def __init__(
         self,
         models: Sequence[ModelState],
-        lending: Lending,
+        lending: SequenceLending,
         swapping: Swapping,
         preempt: Preempt,
     ) -> None:

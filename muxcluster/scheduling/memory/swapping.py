@@ -11,7 +11,7 @@ import numpy as np
 
 from muxcluster.core.job import Side, SlotCopies, TableDelta
 from muxcluster.kvcache.model import Shortage
-from muxcluster.scheduling.memory.lending import Lending, Restored, restore
+from muxcluster.scheduling.memory.lending import Restored, SequenceLending, restore
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.running import TableRows
 
@@ -57,7 +57,9 @@ class Swapping:
     saved them.
     """
 
-    def __init__(self, models: Sequence[ModelState], lending: Lending, preempt: Preempt) -> None:
+    def __init__(
+        self, models: Sequence[ModelState], lending: SequenceLending, preempt: Preempt
+    ) -> None:
         self._models = models
         self._lending = lending
         self._preempt = preempt

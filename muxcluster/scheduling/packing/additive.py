@@ -32,7 +32,6 @@ class AdditivePacking(HybridPacking):
         return math.inf
 
     def _room(self, draft: Draft) -> int:
-        """Return the rows that batch sequences may have."""
         size = self._sizes.get(draft.model.name, self._limits.first_rows)
         return max(0, min(size, self._limits.max_decode_rows) - len(draft))
 

@@ -63,15 +63,12 @@ class HybridPacking:
         return head is not None and self._memory.may_admit(model, head)
 
     def backlog(self, models: Sequence[ModelState]) -> float:
-        """Of both classes, see `Packing`."""
         return self._plain.backlog(models)
 
     def pool_use(self) -> float:
-        """Share of the pool's blocks that live sequences hold."""
         return self._memory.pool_use
 
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
-        """Learn from a job that ended."""
         self._times.observe(job, seconds, num_beside=num_beside)
 
     def decodes_all(self, model: ModelState) -> bool:
@@ -109,19 +106,15 @@ class HybridPacking:
             self._batch_prompts(draft, turn, limit_s, is_done=is_done)
 
     def _limit_s(self, draft: Draft, turn: Turn) -> float:
-        """Seconds the job may take with batch rows in it."""
         return self._slack.for_batch(draft, turn)
 
     def _room(self, draft: Draft) -> int:
-        """Rows that batch sequences may still have."""
         return self._limits.max_decode_rows - len(draft)
 
     def _is_waited_for(self, model: ModelState, phase: Phase) -> bool:
-        """Return True where an interactive request waits for the next job, or for blocks.
-
-        Batch rows would only delay it, unless it waits for a row, or for blocks that are not lent:
-        then batch rows must end first.
-        """
+        """Return True where an interactive request waits for the next job, or for blocks."""
+        # Batch rows would only delay it, unless it waits for a row, or for blocks that are not
+        # lent: then batch rows must end first.
         head = model.waiting.by_class[ServiceClass.INTERACTIVE].head
         if head is None or (model.running.num_batch and not model.running.num_free):
             return False

@@ -57,7 +57,6 @@ class PriorityPacking:
         return num_tokens / self._limits.token_budget
 
     def pool_use(self) -> float:
-        """Share of the pool's blocks that live sequences hold."""
         return self._memory.pool_use
 
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
@@ -100,7 +99,6 @@ class PriorityPacking:
         return rows[np.array(is_mine, dtype=np.bool_)]
 
     def _head(self, model: ModelState) -> LiveRequest | None:
-        """The request that is admitted next."""
         waiting = model.waiting
         return waiting.head if self._only is None else waiting.by_class[self._only].head
 
@@ -112,7 +110,6 @@ class PriorityPacking:
         return decode_batch(self._memory, model, rows, now, max_steps)
 
     def _chunks(self, model: ModelState, budget: int) -> Batch:
-        """Prompt chunks of at most `budget` tokens."""
         table = model.running
         rows: list[int] = []
         counts: list[int] = []

@@ -50,11 +50,9 @@ class RoundRobinPacking:
         return False
 
     def backlog(self, models: Sequence[ModelState]) -> float:
-        """How many full prefill jobs wait of models that lack no blocks."""
         return self._whole.backlog(models)
 
     def pool_use(self) -> float:
-        """Share of the pool's blocks that live sequences hold."""
         return self._memory.pool_use
 
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
@@ -81,10 +79,8 @@ class RoundRobinPacking:
         return _OTHER[last], last
 
     def _may_decode(self, model: ModelState, service: ServiceClass) -> bool:
-        """Return True where a decode job of the class finds blocks, at worst by preemption.
-
-        Its most senior row does, unless it is itself the next victim.
-        """
+        """Return True where a decode job of the class finds blocks, at worst by preemption."""
+        # Its most senior row does, unless it is itself the next victim.
         table = model.running
         rows = self._packings[service].decoding(model)
         if len(rows) == 0:

@@ -141,10 +141,8 @@ class Slack:
         return least_s
 
     def _context(self, model: ModelState, rows: TableRows) -> int:
-        """Tokens that all idle `rows` attend to, kept while they stay idle.
-
-        The table may return the array it had before a job, in which every row has grown.
-        """
+        """Tokens that all idle `rows` attend to, kept while they stay idle."""
+        # The table may return the array it had before a job, in which every row has grown.
         first = int(model.running.num_computed[rows[0]])
         kept = self._contexts.get(model.name)
         if kept is not None and kept[0] is rows and kept[1] == first:

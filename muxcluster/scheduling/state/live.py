@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from muxcluster.core.events import Finished, FinishReason
 from muxcluster.core.hashing import extend_hashes, root_hash
-from muxcluster.core.job import Phase, Side
+from muxcluster.core.job import Side
 from muxcluster.core.request import Request, ServiceClass, Slo
 from muxcluster.scheduling.state.suspicion import Suspicion
 
@@ -151,7 +151,7 @@ class LiveRequest:
     @property
     def prefills_alone(self) -> bool:
         """True for a suspect (faults/isolation.py), unless of its decode steps alone."""
-        return self.suspicion is not None and self.suspicion.phase is not Phase.DECODE
+        return self.suspicion is not None and not self.suspicion.is_decoding
 
     @property
     def side(self) -> Side:

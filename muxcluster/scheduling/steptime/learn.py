@@ -219,10 +219,8 @@ class JobLines:
         self.mixed.observe(large / shared, rest / shared, step_s / shared)
 
     def _corrected(self, work: JobWork, parts: "_Parts", step_s: float) -> "_Parts":
-        """Return the parts after those not yet known learnt from a mixed job of `step_s`.
-
-        Such a part is what was expected of it and all that the job took longer than expected.
-        """
+        """Return the parts after those not yet known learnt from a mixed job of `step_s`."""
+        # Such a part is what was expected of it and all that the job took longer than expected.
         decode_s, prefill_s, fixed_s = parts
         mix, least_s = self.mixed.line, _LEAST_PART * step_s
         if self.prefill.prior is None or self.prefill.num_jobs < _KNOWN:
@@ -242,11 +240,9 @@ _Parts = tuple[float, float, float]  # seconds: decode alone, prefill alone, a d
 
 
 def _explained(decode_s: float, prefill_s: float, fixed_s: float, seconds: float) -> _Parts:
-    """Return the parts of a mixed job that took `seconds`; one of 0 is not known.
-
-    What is not known is what would explain the job if the parts shared their fixed cost and nothing
-    else: mixed jobs alone do not tell the parts apart.
-    """
+    """Return the parts of a mixed job that took `seconds`; one of 0 is not known."""
+    # What is not known is what would explain the job if the parts shared their fixed cost and
+    # nothing else: mixed jobs alone do not tell the parts apart.
     if decode_s > 0 and prefill_s > 0:
         return decode_s, prefill_s, fixed_s
     if decode_s <= 0 and prefill_s <= 0:

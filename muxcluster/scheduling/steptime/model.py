@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,18 +19,6 @@ from muxcluster.scheduling.steptime.learn import (
 from muxcluster.scheduling.steptime.line import Line, each_mixed_s, mixed_s, part_within
 from muxcluster.scheduling.steptime.seed import Seed
 from muxcluster.scheduling.steptime.work import JobWork, work_of
-
-
-class StepCost(Protocol):
-    """Predicted seconds of one job; `share` is an SM share in (0, 1]."""
-
-    def prefill_s(self, model: str, share: float, num_tokens: int) -> float:
-        """Return the seconds to prefill `num_tokens` tokens in one job."""
-        ...
-
-    def decode_s(self, model: str, share: float, num_rows: int) -> float:
-        """Return the seconds of one decode step over `num_rows` sequences."""
-        ...
 
 
 class JobTimes:

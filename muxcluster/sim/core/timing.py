@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import Job, Phase
-from muxcluster.placement.cost import Cost, mixed_job_s
+from muxcluster.placement.cost import Cost
 from muxcluster.placement.shapes.shape import ModelShape
 from muxcluster.sim.core.unit import SimModel, SimUnit
 
@@ -51,10 +51,11 @@ class CostTiming:
     Decode: rows at their mean context, halfway through the steps. Prefill: equal prompts with the
     same tokens and attention, Σ count · (start + count / 2), in sum; rows that are less than one
     such prompt (a late chunk of a long one) cost what the whole costs more than its beginning.
-    Mixed: the larger of the prefill and decode parts plus half of the smaller one, because they
-    read the weights once and share the launches. Copies between pool and host run beside the
-    forward, each GPU copying its own heads, so the longer of the two counts (BROS §5); moves inside
-    the pool are free, as GPU memory is 60 times as fast.
+    Mixed: from its prefill and its decode part, which read the weights once and share the launches,
+    as the cost model says. What the unit itself does between two jobs counts with the first of
+    them: tokens come out after it, and the next job starts. Copies between pool and host run beside
+    the forward, each GPU copying its own heads, so the longer of the two counts (BROS §5); moves
+    inside the pool are free, as GPU memory is 60 times as fast.
     """
 
     def __init__(self, unit: SimUnit) -> None:
@@ -76,7 +77,9 @@ class CostTiming:
     def work(self, job: Job, now: float) -> Work:
         """Return the work of `job` from its actual rows and copies; `now` is not used."""
         work = self._forward(job)
-        return work if not job.copies else self._beside(work, job)
+        if job.copies:
+            work = self._beside(work, job)
+        return _longer(work, self._turn_s(job))
 
     def _beside(self, work: Work, job: Job) -> Work:
         num_bytes = sum(
@@ -90,7 +93,7 @@ class CostTiming:
     def _forward(self, job: Job) -> Work:
         rows = job.rows
         if job.phase is Phase.DECODE:
-            return self.repeated(job)(0)
+            return self._steps_of(job)(0)
         counts, starts_of = rows.counts, rows.starts
         if job.phase is Phase.MIXED:
             is_chunk = counts > 1
@@ -101,11 +104,22 @@ class CostTiming:
                 if num_decodes == len(rows):
                     return decode
                 counts, starts_of = counts[is_chunk], starts_of[is_chunk]
-                return _together(decode, self._prefill(job, *_sums(counts, starts_of)))
+                return self._together(job, decode, self._prefill(job, *_sums(counts, starts_of)))
         return self._prefill(job, *_sums(counts, starts_of))
 
     def repeated(self, job: Job) -> Callable[[int], Work]:
         """Return the work by repetitions; every row is one token longer each time."""
+        forward = self._steps_of(job)
+        turn_s = self._turn_s(job)
+        return (lambda count: _longer(forward(count), turn_s)) if turn_s else forward
+
+    def _turn_s(self, job: Job) -> float:
+        """Return each step's part of what the unit does after the job."""
+        cost = self._models[job.model].cost
+        return cost.turn_s(len(job.rows), len(job.admissions)) / job.max_steps
+
+    def _steps_of(self, job: Job) -> Callable[[int], Work]:
+        """Return the forward passes of `repeated`."""
         num_rows, starts = len(job.rows), int(job.rows.starts.sum())
         half = (job.max_steps + 1) / 2
         works = self._steps(job, num_rows)
@@ -134,6 +148,13 @@ class CostTiming:
         if (work := works.get(step)) is None:
             work = works[step] = self._decode(job, num_rows, step)
         return work
+
+    def _together(self, job: Job, decode: Work, prefill: Work) -> Work:
+        model = self._models[job.model]
+        parts = prefill.seconds, decode.seconds
+        seconds = model.cost.mixed_s(model.shape, self._tp, job.share, *parts)
+        drawn = decode.seconds * decode.draw + prefill.seconds * prefill.draw
+        return Work(seconds, min(1.0, drawn / seconds))
 
     def _prefill(self, job: Job, num_tokens: float, attention: float) -> Work:
         """attention: Σ count · (start + count / 2) of the rows."""
@@ -166,7 +187,9 @@ def _sums(counts: Ints, starts: Ints) -> tuple[float, float]:
     return float(counts.sum()), float((counts * (starts + counts / 2)).sum())
 
 
-def _together(first: Work, second: Work) -> Work:
-    seconds = mixed_job_s(first.seconds, second.seconds)
-    drawn = first.seconds * first.draw + second.seconds * second.draw
-    return Work(seconds, min(1.0, drawn / seconds))
+def _longer(work: Work, more_s: float) -> Work:
+    """Return `work` with seconds in which it draws no bandwidth."""
+    if not more_s:
+        return work
+    seconds = work.seconds + more_s
+    return Work(seconds, work.draw * work.seconds / seconds)

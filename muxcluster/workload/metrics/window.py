@@ -134,11 +134,6 @@ def figures(records: Records, window: Window) -> Figures:
     )
 
 
-def figures_by_model(records: Records, window: Window) -> dict[str, Figures]:
-    """Return the figures of each model, in the order of `records.models`."""
-    return {name: figures(records.of_model(name), window) for name in records.models}
-
-
 def rate_weighted(values: Mapping[str, float], rates: Mapping[str, float]) -> float:
     """Return Σ rate · value / Σ rate over `rates` (MuxServe's weighted throughput, §4.2).
 

@@ -11,7 +11,6 @@ import torch
 
 pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 
-from muxcluster.config.partitions import recorded_bytes
 from transformers import LlamaConfig, MistralConfig, Qwen3Config
 
 from bench.kernels.fake_cuda import FakeCuda, load
@@ -22,7 +21,9 @@ from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.forward.loaded_model import LoadedModel
 from muxcluster.engine.steps.device.captures import CudaGraphs
 from muxcluster.engine.steps.device.steps import DeviceSteps
-from muxcluster.placement.memory import activation_bytes
+from muxcluster.placement.execution import unshared
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.memory import activation_bytes, recorded_bytes
 from muxcluster.placement.problem import Demand, Limits
 
 LIMITS = Limits()
@@ -122,13 +123,16 @@ def graph_bytes(cuda: FakeCuda, model: LoadedModel) -> int:
     return recording.peak_bytes
 
 
+def demand_of(folder: Path, name: str) -> Demand:
+    """Of a model whose config.json is in the folder."""
+    return Demand(name, read_facts(folder).shape, 1.0, 161.0, 338.0, MAX_TOKENS, MAX_SEQS)
+
+
 @pytest.mark.parametrize("fuses", [True, False], ids=["fused", "stock"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_jobs_fit_the_planners_reserve(tmp_path: Path, name: str, fuses: bool) -> None:
     model = spec_of(tmp_path, name)
-    shape = read_facts(tmp_path).shape
-    demand = Demand(name, shape, 1.0, 161.0, 338.0, MAX_TOKENS, MAX_SEQS)
-    reserve = activation_bytes(demand, LIMITS)
+    reserve = activation_bytes(demand_of(tmp_path, name), LIMITS)
     with torch.inference_mode(), FakeCuda() as cuda:
         (loaded,) = load(unit_of(model, fuses=fuses))
         for job, (counts, start) in JOBS.items():
@@ -144,4 +148,6 @@ def test_recorded_steps_fit_what_the_pool_leaves_for_them(tmp_path: Path, name: 
         (loaded,) = load(unit_of(model, fuses=True))
         taken = graph_bytes(cuda, loaded)
     workspace = 32 * 2**20
-    assert 0.8 * recorded_bytes([model]) - workspace < taken <= recorded_bytes([model]) - workspace
+    one_place = unshared("mixed")
+    reserve = recorded_bytes(GPUS["A100-80GB"], 1, [demand_of(tmp_path, name)], one_place)
+    assert 0.8 * reserve - workspace < taken <= reserve - workspace

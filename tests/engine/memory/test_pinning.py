@@ -12,6 +12,7 @@ from torch import Tensor
 from muxcluster.engine.memory.arena import Arena
 from muxcluster.engine.memory.copies import StagedTransfer, UnitCopies
 from muxcluster.engine.memory.pinning import pinned_zeros
+from tests.blocks import block_tokens
 from tests.engine.fakes import fake_spec
 from tests.engine.memory.test_copies import copies_of
 from tests.kernels.slot_copy_cases import random_blocks
@@ -83,6 +84,7 @@ def test_nothing_needs_no_pages_and_a_refusal_is_told(monkeypatch: pytest.Monkey
 def test_staging_is_cut_to_its_size_however_long_a_run_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that is a little too large takes twice its size in torch's pinned memory."""
     spec = replace(fake_spec(), num_blocks=64, num_host_blocks=64)
+    layout = (64, 2, block_tokens(16), 256)  # of model wide: K and V of a block's slots
     arena = Arena(spec)
     arena.pool.copy_(random_blocks(64, spec.block_bytes))
     slot_bytes = 2 * 256  # of K and V, model wide
@@ -101,9 +103,9 @@ def test_staging_is_cut_to_its_size_however_long_a_run_is(monkeypatch: pytest.Mo
     copies.run([copies_of("wide", saves=runs)])
     copies.settle()
     assert max(sizes) == 32 and sum(sizes) == 2 * 256
-    expected = np.zeros((64 * 16, 2, 256), dtype=np.uint8)
-    pool = arena.pool.view(64, 2, 16, 256).transpose(1, 2).reshape(64 * 16, 2, 256).numpy()
+    pool = arena.pool.view(layout).transpose(1, 2).reshape(-1, 2, 256).numpy()
+    expected = np.zeros_like(pool)
     for source, destination, count in runs:
         expected[destination : destination + count] = pool[source : source + count]
-    host = arena.host.view(64, 2, 16, 256).transpose(1, 2).reshape(64 * 16, 2, 256).numpy()
+    host = arena.host.view(layout).transpose(1, 2).reshape(-1, 2, 256).numpy()
     assert np.array_equal(host, expected)

@@ -15,6 +15,7 @@ from muxcluster.engine.parallel.executor import RanksExecutor
 from muxcluster.engine.processes.liveness import Patience
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.engine.unit.unit import Unit
+from tests.blocks import scaled
 from tests.engine.fakes import Sink
 from tests.engine.hybrid_units import SavedBlocks, hybrid_spec, serve_both, total
 from tests.engine.live_units import SAMPLED, wait_until_gone
@@ -33,7 +34,10 @@ from tests.engine.units import (
 from tests.models import model_spec
 from tests.oracles import GreedyOracle
 
-NUM_TOKENS = 24
+pytestmark = pytest.mark.timeout(scaled(300, 8))  # outputs are as many times longer
+
+LONGEST, NUM_TOKENS = scaled(50, 8), scaled(24, 8)
+"""Prompt and output tokens of a request: `live` cannot hold what all need."""
 MODELS: Mapping[str, Mapping[str, object]] = {
     "llama": {},
     "qwen2": {"tie_word_embeddings": False},
@@ -53,7 +57,7 @@ class Live:
 
     def finish(self, asked: dict[str, list[int]], num_tokens: int) -> dict[str, list[int]]:
         """Outputs of all, after checking that all ended well and gave back their blocks."""
-        self.sink.wait_for_ends(len(asked), 120)
+        self.sink.wait_for_ends(len(asked))
         check_lengths(self.sink, asked, num_tokens)
         check_nothing_leaks(self.unit)
         tokens = dict(self.sink.tokens)
@@ -83,7 +87,8 @@ def live(tiny: ModelBuilder) -> Iterator[Live]:
 def asked_of(live: Live, count: int, seed: int = 0) -> dict[str, list[int]]:
     asked: dict[str, list[int]] = {}
     for model in live.single.models:
-        asked |= prompts(model.name, count, model.vocab_size, seed=seed)
+        vocabulary = model.vocab_size
+        asked |= prompts(model.name, count, vocabulary, longest=LONGEST, seed=seed)
     return asked
 
 

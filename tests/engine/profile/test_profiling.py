@@ -15,17 +15,28 @@ from muxcluster.core.padded import PaddedLimit, RowBytes
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import JobDone
 from muxcluster.engine.profile import model as profiling
-from muxcluster.engine.profile.grid import Grid, Point, fits
+from muxcluster.engine.profile.grid import Grid, Point, fits, fits_mixed
 from muxcluster.engine.profile.jobs import ProfileJobs, prompt_rows
 from muxcluster.engine.profile.model import measure
+from muxcluster.engine.profile.turns import measure_turns
 from muxcluster.kvcache.cache import KvCache
+from tests.blocks import block_tokens, scaled
 from tests.engine.fakes import FakeExecutor, fake_spec, next_token
 
-GRID = Grid(shares=(0.5, 1.0), batches=(1, 3), lengths=(5, 40), repeats=2)
+BLOCK = block_tokens(16)
+SEVERAL_COLUMNS = scaled(40, 16)
+"""Tokens of two columns and a half."""
+GRID = Grid(shares=(0.5, 1.0), batches=(1, 3), lengths=(5, SEVERAL_COLUMNS), repeats=2)
+
+
+@pytest.fixture(autouse=True)
+def without_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs are those of cells; the unit's own work is tested below."""
+    monkeypatch.setattr(profiling, "measure_turns", lambda *arguments: ())
 
 
 def lone_spec(num_blocks: int = 256, token_budget: int = 2048) -> UnitSpec:
-    """The fake "wide" model alone: 4 blocks a column of 16 tokens, 8 rows, context 512."""
+    """The fake "wide" model alone: 4 blocks a column, 8 rows, context 512."""
     spec = fake_spec()
     return replace(
         spec,
@@ -48,7 +59,7 @@ def test_every_point_gives_a_prefill_and_a_decode_cell() -> None:
     done: list[Point] = []
     executor = FakeExecutor()
     cells = measure(lone_spec(), GRID, done.append, executor).cells
-    assert tuple(done) == GRID.points()
+    assert tuple(done) == GRID.points() * (GRID.repeats + 1), "not in turn"
     expected = [
         (phase, point.share, point.batch, point.tokens)
         for point in GRID.points()
@@ -58,7 +69,8 @@ def test_every_point_gives_a_prefill_and_a_decode_cell() -> None:
     assert all(len(cell.seconds) == 2 and min(cell.seconds) > 0 for cell in cells)
     assert all(cell.tp == 1 for cell in cells)
     assert executor.is_closed
-    assert len(executor.launched) == len(cells) * (GRID.repeats + 1)
+    launched = [job for job in executor.launched if job.phase is not Phase.MIXED]
+    assert len(launched) == len(cells) * (GRID.repeats + 1)
 
 
 def test_jobs_have_the_shares_rows_and_tokens_asked_for() -> None:
@@ -95,8 +107,8 @@ def test_a_decode_reads_the_prompts_that_were_just_prefilled() -> None:
 
 
 def test_each_prefill_has_new_prompts_and_whole_tables() -> None:
-    jobs = ProfileJobs(lone_spec(num_blocks=4 * 3 * 2))  # room for two sequences of 40 tokens
-    point = Point(1.0, 2, 40)
+    jobs = ProfileJobs(lone_spec(num_blocks=4 * 3 * 2))  # room for two sequences
+    point = Point(1.0, 2, SEVERAL_COLUMNS)
     (first,), (second,) = jobs.prefill(point), jobs.prefill(point)
     for job in (first, second):
         entries = set(zip(job.tables.rows.tolist(), job.tables.columns.tolist(), strict=True))
@@ -114,6 +126,49 @@ def test_prompts_beyond_the_token_budget_take_several_jobs_that_count_together()
     prefills = [job for job in executor.launched if job.phase is Phase.PREFILL]
     assert [int(job.rows.counts.sum()) for job in prefills] == [50, 50, 20] * 2
     assert [len(job.admissions) for job in prefills] == [3, 0, 0] * 2
+
+
+def test_mixed_jobs_decode_beside_new_prompts_on_the_whole_gpu() -> None:
+    executor = FakeExecutor()
+    grid = Grid(shares=(0.5, 1.0), batches=(1, 5, 8), lengths=(5, 40), repeats=2)
+    mixed = measure(lone_spec(), grid, lambda point: None, executor).mixed
+    found = [(each.rows, each.context, each.prompts, each.tokens) for each in mixed]
+    # beside 8 sequences no slot is left
+    assert found == [(1, 5, 1, 5), (5, 5, 1, 5), (1, 40, 1, 40), (5, 40, 1, 40)]
+    assert all(each.share == 1.0 and len(each.seconds) == 2 for each in mixed)
+    jobs = [job for job in executor.launched if job.phase is Phase.MIXED]
+    assert len(jobs) == len(mixed) * (grid.repeats + 1)
+    rows = jobs[-1].rows
+    assert rows.table_rows.tolist() == list(range(6))
+    assert rows.starts.tolist() == [39] * 5 + [0]
+    assert rows.counts.tolist() == [1] * 5 + [40]
+    assert rows.samples.all()
+    assert [each.slot for each in jobs[-1].admissions] == [5]
+
+
+def test_mixed_jobs_must_fit_the_token_budget() -> None:
+    assert fits_mixed(lone_spec(token_budget=43), Point(1.0, 3, 40))
+    assert not fits_mixed(lone_spec(token_budget=42), Point(1.0, 3, 40))
+    assert not fits_mixed(padded_spec(1000), Point(1.0, 3, 40))
+    assert not fits_mixed(lone_spec(), Point(0.5, 3, 40))
+
+
+def test_turns_are_measured_between_decodes_and_between_prompts() -> None:
+    executor = FakeExecutor()
+    turns = measure_turns(lone_spec(), executor, Grid((1.0,), (1, 3, 9), (5,), repeats=2))
+    # the model has 8 slots
+    assert [(turn.rows, turn.new) for turn in turns] == [(1, 0), (1, 1), (3, 0), (3, 3)]
+    assert {len(turn.seconds) for turn in turns} == {16}
+    assert all(min(turn.seconds) > 0 for turn in turns)
+    kinds = [(job.phase, len(job.rows), len(job.admissions)) for job in executor.launched]
+    decodes, prompts = (kinds.count((Phase.DECODE, 3, 0)), kinds.count((Phase.PREFILL, 3, 3)))
+    assert decodes == 16 + 3
+    assert prompts == 1 + 16 + 3 + 1
+
+
+def test_a_lost_job_ends_the_measurement_of_turns() -> None:
+    with pytest.raises(EngineFailure, match="killed by the test"):
+        measure_turns(lone_spec(), FakeExecutor(["done", "failed"]), GRID)
 
 
 @given(st.integers(1, 9), st.integers(1, 60), st.integers(1, 100))
@@ -148,12 +203,13 @@ def test_what_fits_is_what_the_cache_can_hold(batch: int, tokens: int, num_block
         assert not fits(spec, point)
     else:
         assert fits(spec, point)
-        assert len(job.tables) == batch * -(-tokens // 16)
+        assert len(job.tables) == batch * -(-tokens // BLOCK)
 
 
 def test_points_that_do_not_fit_are_left_out() -> None:
     grid = Grid((1.0,), (1, 9), (512, 513), repeats=1)
-    cells = measure(lone_spec(num_blocks=4 * 32), grid, lambda point: None, FakeExecutor()).cells
+    spec = lone_spec(num_blocks=4 * 512 // BLOCK)
+    cells = measure(spec, grid, lambda point: None, FakeExecutor()).cells
     assert {(cell.batch, cell.tokens) for cell in cells} == {(1, 512)}
 
 
@@ -162,7 +218,8 @@ def test_a_long_warm_up_counts_as_the_first_repeat(monkeypatch: pytest.MonkeyPat
     executor = FakeExecutor()
     cells = measure(lone_spec(), GRID, lambda point: None, executor).cells
     assert all(len(cell.seconds) == GRID.repeats for cell in cells)
-    assert len(executor.launched) == len(cells) * GRID.repeats
+    launched = [job for job in executor.launched if job.phase is not Phase.MIXED]
+    assert len(launched) == len(cells) * GRID.repeats
 
 
 @pytest.mark.parametrize("fate", ["failed", "owner lost"])
@@ -188,7 +245,11 @@ def test_no_block_leaks_between_points(monkeypatch: pytest.MonkeyPatch) -> None:
         jobs.prefill(point)
         jobs.decode(point)
         cache.check()
-        assert cache.of("wide").used == point.batch * -(-point.tokens // 16) * 4
+        assert cache.of("wide").used == point.batch * -(-point.tokens // BLOCK) * 4
+        for _ in range(2):
+            jobs.mixed(point, 2)
+            cache.check()
+            assert cache.of("wide").used == (point.batch + 2) * -(-point.tokens // BLOCK) * 4
 
 
 def padded_spec(limit_bytes: int) -> UnitSpec:

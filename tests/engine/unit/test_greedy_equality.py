@@ -38,6 +38,7 @@ def oracles(tiny: ModelBuilder) -> Mapping[str, GreedyOracle]:
     return {family: GreedyOracle(tiny(family)) for family in FAMILIES}
 
 
+@pytest.mark.timeout(scaled(300, 8))  # Hugging Face generates as many times more tokens
 @pytest.mark.parametrize("lane", ["adbs", "temporal", "round-robin", "mixed"])
 def test_six_families_with_preemption_and_prefix_hits(
     tiny: ModelBuilder, oracles: Mapping[str, GreedyOracle], lane: str

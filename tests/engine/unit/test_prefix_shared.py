@@ -12,13 +12,14 @@ from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.steps import runner
 from muxcluster.engine.steps.runner import UnitRunner
 from muxcluster.kernels.cpu.prefix_plan import PrefixPlan
+from tests.blocks import scaled
 from tests.engine.conftest import ModelBuilder
 from tests.engine.stepping import SteppedUnit
 from tests.engine.tape import TapeCapture
 from tests.engine.units import greedy, prompts, request_of, running, spec_of, submit
 from tests.oracles import GreedyOracle
 
-SHARED, NUM_TOKENS = 136, 9
+SHARED, LONGEST_OWN, NUM_TOKENS = scaled(136, 8), scaled(20, 8), 9
 FAMILIES = ("llama", "qwen2", "opt", "mixtral")
 Asked = dict[str, list[int]]
 Oracles = Callable[[str], GreedyOracle]
@@ -38,7 +39,7 @@ def oracle_of(tiny: ModelBuilder) -> Oracles:
 
 def spec(directory: Path, *, lane: str = "mixed", partition: str = "none", **policy) -> UnitSpec:
     found = spec_of([directory], lane=lane, partition=partition, num_columns=400)
-    return replace(found, scheduler=replace(found.scheduler, token_budget=512, **policy))
+    return replace(found, scheduler=replace(found.scheduler, token_budget=scaled(512, 8), **policy))
 
 
 def groups(family: str, *sizes: int) -> tuple[Asked, Asked]:
@@ -46,7 +47,7 @@ def groups(family: str, *sizes: int) -> tuple[Asked, Asked]:
     first: Asked = {}
     others: Asked = {}
     for number, size in enumerate(sizes):
-        asked = prompts(family, size, 512, shared=SHARED, longest=20, seed=number)
+        asked = prompts(family, size, 512, shared=SHARED, longest=LONGEST_OWN, seed=number)
         request_id, prompt = asked.popitem()
         first[request_id] = prompt
         others |= asked

@@ -16,20 +16,23 @@ from muxcluster.offline.feed.feeder import BatchFeeder, Room
 from muxcluster.offline.order.orders import ORDERS
 from muxcluster.offline.prefix.prompts import token_prompts
 from muxcluster.placement.hardware import gpu_named
+from tests.blocks import scaled
 from tests.engine.conftest import ModelBuilder
 from tests.engine.stepping import SteppedUnit
 from tests.engine.units import greedy, prompts, request_of, spec_of
 
 VOCABULARY = 512
-NUM_COLUMNS = 48
-"""Memory for five requests at their longest that share nothing."""
-SHARED = (40, 16)
+NUM_COLUMNS = 32
+"""Memory for three prompts at their longest that share nothing."""
+SHARED = (scaled(40, 8), scaled(16, 8))
 """Tokens that a group shares, and that half of it shares beyond."""
+LONGEST_OWN, LONGEST_BESIDE = scaled(20, 8), scaled(50, 8)
+"""Tokens that no group shares: of a request of the job, and of an interactive one."""
 Answers = Mapping[str, Sequence[int]]
 
 
 def _job_prompts(seed: int = 0) -> list[list[int]]:
-    """Four groups of six, mixed; each request has 1 to 20 tokens of its own."""
+    """Four groups of six, mixed; each request has 1 to `LONGEST_OWN` tokens of its own."""
     rng = random.Random(seed)
 
     def some(count: int) -> list[int]:
@@ -38,7 +41,7 @@ def _job_prompts(seed: int = 0) -> list[list[int]]:
     found = []
     for _ in range(4):
         prefix, halves = some(SHARED[0]), [some(SHARED[1]), []]
-        found += [prefix + halves[i % 2] + some(rng.randint(1, 20)) for i in range(6)]
+        found += [prefix + halves[i % 2] + some(rng.randint(1, LONGEST_OWN)) for i in range(6)]
     rng.shuffle(found)
     return found
 
@@ -109,12 +112,14 @@ class _Run:
 def test_answers_depend_neither_on_the_order_nor_on_who_else_is_there(tiny: ModelBuilder) -> None:
     path = tiny("llama")
     spec = spec_of([path], lane="mixed", partition="none", num_columns=NUM_COLUMNS, max_seqs=8)
+    spec = replace(spec, scheduler=replace(spec.scheduler, token_budget=scaled(64, 8)))
     asked, name = _job_prompts(), path.name
     ten = greedy(10)
+    others = prompts(name, 16, VOCABULARY, longest=LONGEST_BESIDE)
     beside = [
         # every other one begins with what a group of the job shares
         request_of(f"{name}/now/{number}", asked[number][: SHARED[0] * (number % 2)] + prompt, ten)
-        for number, prompt in enumerate(prompts(name, 16, VOCABULARY).values())
+        for number, prompt in enumerate(others.values())
     ]
     found: dict[tuple[str, int], Answers] = {}
     steps: set[tuple[int, ...]] = set()

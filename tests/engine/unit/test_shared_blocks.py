@@ -14,7 +14,7 @@ from muxcluster.core.job import Job, Side, WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.processes.executor import ProcessExecutor
 from muxcluster.engine.unit.executor_choice import make_executor
-from tests.blocks import block_tokens
+from tests.blocks import block_tokens, scaled
 from tests.engine.live_units import children
 from tests.engine.sharing_loop import SharingLoop, Text
 from tests.models import model_spec
@@ -25,12 +25,14 @@ DELAYS_S = (0.0, 0.0005, 0.001)
 BLOCK_BYTES = 2 * block_tokens(8) * 128 * 4
 NUM_LEFT, NUM_RIGHT = 14, 5
 """Sequences of each model."""
+SHORTEST, LONGEST = scaled(5, 8), scaled(40, 8)
+"""Tokens of a prompt: at least, and less than."""
 LEFT_TOKENS, RIGHT_TOKENS = 14, 40
 
 
 def unit_of(directories: Mapping[str, Path], partition: str) -> UnitSpec:
     models = tuple(
-        model_spec(path, name, max_seqs=NUM_LEFT + NUM_RIGHT, max_model_len=128)
+        model_spec(path, name, max_seqs=NUM_LEFT + NUM_RIGHT, max_model_len=scaled(128, 8))
         for name, path in directories.items()
     )
     return UnitSpec(
@@ -51,7 +53,7 @@ def texts_of(spec: UnitSpec, seed: int) -> list[Text]:
         for row in range(NUM_LEFT + NUM_RIGHT):
             side = Side.LEFT if row < NUM_LEFT else Side.RIGHT
             num_tokens = LEFT_TOKENS if side is Side.LEFT else RIGHT_TOKENS
-            prompt = rng.integers(3, model.vocab_size, rng.integers(5, 40)).tolist()
+            prompt = rng.integers(3, model.vocab_size, rng.integers(SHORTEST, LONGEST)).tolist()
             texts.append(Text(model, row, side, prompt, num_tokens, list(prompt)))
     return texts
 
@@ -74,7 +76,7 @@ def check(loop: SharingLoop, texts: list[Text], oracles: Mapping[str, GreedyOrac
         oracles[text.model.name].check(text.prompt, text.output)
     assert sum(oracle.num_near_ties for oracle in oracles.values()) <= len(texts) // 20
     assert loop.cache.free == loop.cache.num_blocks
-    assert min(loop.num_saved, loop.num_restored) > 100
+    assert min(loop.num_saved, loop.num_restored) > scaled(100, 8)
 
 
 @pytest.mark.parametrize("partition", ["none", "threads"])

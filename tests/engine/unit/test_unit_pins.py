@@ -6,9 +6,10 @@ import pytest
 
 from muxcluster.core.request import PinnedPrefix, Request, ServiceClass, Unpin
 from muxcluster.engine.unit.unit import Unit
+from tests.blocks import scaled
 from tests.engine.fakes import FakeExecutor, Sink, expected, fake_spec, request
 
-SHARED = list(range(100, 164))
+SHARED = list(range(100, 100 + scaled(64, 16)))
 """Four of the ten columns that the pool has."""
 
 
@@ -36,7 +37,7 @@ def test_a_pinned_prefix_stays_until_it_is_freed(keeps: bool) -> None:
         _run(unit, sink, first)
         if not keeps:
             unit.pin(Unpin("p"))
-        others = [_batch(f"other {i}", [i] * 60) for i in range(200, 206)]
+        others = [_batch(f"other {i}", [i] * scaled(60, 16)) for i in range(200, 206)]
         _run(unit, sink, *others)
         _run(unit, sink, _batch("last", [*SHARED, 2]))
         hits = {model.name: model.prefix_hits for model in unit.stats().models}

@@ -21,8 +21,6 @@ from muxcluster.engine.workers.worker_thread import WorkerThread
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A rung's runner and where it runs."""
-
     runner: SettledRunner
     part: Part
 
@@ -36,8 +34,6 @@ class _Place:
 
 
 class _WorkerJobs:
-    """Runs the jobs of one worker, each at its rung."""
-
     def __init__(self, worker_id: int, plan: RungPlan, places: Mapping[int, _Place]) -> None:
         self._plan = plan
         self._places = places

@@ -55,9 +55,7 @@ class Parts(Protocol):
     """The parts of the device where the rungs of a unit in one process run."""
 
     def open(self, rungs: Sequence[WorkerRung]) -> Mapping[int, Part]:
-        """Return verified parts by rung id. Raises EngineFailure: no parts, or a share had no
-        effect.
-        """
+        """Return verified parts by rung id. Raises EngineFailure: none, or without effect."""
         ...
 
     def close(self) -> None:
@@ -95,9 +93,7 @@ class GreenParts:
             self._contexts.destroy(self._made.pop())
 
     def _make(self, rungs: Sequence[WorkerRung]) -> dict[int, Part]:
-        """Create the parts. Raises DriverError if a call is refused or the device is not
-        divisible.
-        """
+        """Create the parts. Raises DriverError: a call refused, or a device not divisible."""
         split = self._contexts.split()
         if split.combines_rest:
             try:

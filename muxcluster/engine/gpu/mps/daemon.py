@@ -131,7 +131,6 @@ class MpsDaemon:
 
 
 def _is_daemon(pid: int) -> bool:
-    """Return whether the process is still an MPS daemon."""
     # Process ids are used again; names have at most 15 characters.
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip() == CONTROL[:15]

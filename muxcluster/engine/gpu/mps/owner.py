@@ -79,9 +79,7 @@ class GpuOwner:
         return fresh
 
     def _hear(self, worker: SpawnedWorker) -> None:
-        """Take a worker's message: it is ready, or gone. The unit sees the end of its stream
-        itself.
-        """
+        """Take a worker's message: it is ready, or gone. The unit sees its stream end itself."""
         if worker is not self._worker_pool.at(worker.rung.rung_id):
             return  # replaced since it spoke
         said = worker.hear()

@@ -94,9 +94,7 @@ class SpawnedWorker:
         return status
 
     def reap(self, timeout_s: float) -> int:
-        """Wait for a worker that closed its stream; kill it after `timeout_s`; return its
-        status.
-        """
+        """Return the status of a worker that closed its stream; kill it after `timeout_s`."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return self.end()

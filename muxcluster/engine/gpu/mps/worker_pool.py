@@ -29,9 +29,7 @@ class WorkerPool:
     """One worker process per rung."""
 
     def __init__(self, spec: UnitSpec, memory: OwnedMemory, whole: int, module: str) -> None:
-        """whole: multiprocessors that the owner itself sees work run on. module: the worker's
-        program.
-        """
+        """whole: multiprocessors on which the owner sees work run. module: the worker's program."""
         self.device = torch.device(spec.device)
         self._spec = spec
         self._memory = memory

@@ -132,9 +132,7 @@ def _is_tied(model: Foreign) -> bool:
 
 
 def _divisible(model: Foreign, module: Foreign, kind: type[Foreign], group: RankGroup) -> str:
-    """Return the name of a vocabulary module that every rank can have rows of; "": it stays
-    whole.
-    """
+    """Return the name of a vocabulary module that every rank can have rows of; "": none."""
     # Else its class may do more than look up rows.
     if type(module) is not kind:
         return ""

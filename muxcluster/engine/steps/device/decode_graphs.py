@@ -69,8 +69,6 @@ def sizes_ahead(most: int, share: float) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A step that can be recorded."""
-
     size: int  # rows
     shares: bool  # True if its attention reads shared prefixes once
     draws: bool  # True: the whole step; else its first part, after which the host's sampler chooses

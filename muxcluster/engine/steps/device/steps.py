@@ -25,8 +25,6 @@ _NOBODY = np.empty(0, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Inputs:
-    """Inputs of one step on the device."""
-
     batch: TokenBatch
     wanted: Tensor  # int64, tokens whose logits are needed
     places: Tensor  # int64 [sampling rows], in the flattened history, where their tokens go
@@ -143,8 +141,7 @@ class DeviceSteps:
         ]
 
     def _draw(self, logits: Tensor, inputs: _Inputs) -> None:
-        """Draw a token per row, into the history too."""
-        history = self._model.arena.history
+        history = self._model.arena.history  # gets the tokens, too
         draw(logits, inputs.drawing, None, inputs.outcome)
         history.view(-1)[inputs.places] = inputs.outcome[1:].to(history.dtype)
 
@@ -160,7 +157,7 @@ class DeviceSteps:
 
 
 def _inputs(batch: HostBatch, tensors: Sequence[Tensor]) -> _Inputs:
-    """Return the inputs. tensors: the batch's arrays and the other fields, on the device."""
+    # tensors: the batch's arrays and the other fields, on the device
     num_batch = len(batch.arrays)
     wanted, places, outcome, *drawing = tensors[num_batch:]
     return _Inputs(batch.on_device(tensors[:num_batch]), wanted, places, outcome, drawing)

@@ -1,0 +1,177 @@
+"""Does the simulator say what our own engine does? Both serve the same requests, on this CPU.
+
+Random Llamas of some ten million parameters are profiled with `muxcluster profile`. For each case
+the planner's unit is simulated with that profile, then started in this process and given the same
+requests at the same times: Poisson arrivals at a part of the simulated capacity, log-normal
+lengths, a quarter of them batch class. The unit that is simulated is the very specification that
+runs. No constant is fitted to any case: what the simulator knows of this machine is the profile.
+
+Claims, medians over the cases of the relative error of the simulated figure:
+- throughput_median_abs_error: requests/s from the first arrival to the last token;
+- ttft_p50_median_abs_error, ttft_p95_median_abs_error: of all requests of a case.
+
+Other work on the machine disturbs one side only: run it alone.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.pop(0)  # the script's folder
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.fidelity.rows import Side, claims_of, row_of, samples_of, side_of, simulated_jobs
+from bench.fidelity.served import serve
+from bench.fidelity.setups import (
+    SHAPES,
+    Case,
+    Setup,
+    arrivals,
+    case_of,
+    write_config,
+    write_models,
+)
+from bench.harness import ROOT, Bench, make_parser
+from muxcluster.config import load_config, plan_for, unit_specs
+from muxcluster.config.planning import nodes_of
+from muxcluster.config.profiles import read_profile
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.placement.cost import cost_for
+from muxcluster.sim.core.simulate import simulate
+from muxcluster.sim.core.timeline import JobSpan
+from muxcluster.sim.core.unit import SimModel, SimUnit
+
+SETUPS = (
+    Setup(("even",), "mixed", "priority"),
+    Setup(("wide", "narrow"), "adbs", "hybrid"),
+    Setup(("even", "deep"), "adbs", "priority", sharing="always"),
+    Setup(("even", "wide", "narrow"), "mixed", "hybrid"),
+    Setup(("even", "wide", "deep", "narrow"), "temporal", "priority"),
+)
+QUICK = (SETUPS[0], SETUPS[2])
+# Of capacity. Just below and above it waits multiply every error, this machine's own drift too.
+LOADS = (0.4, 0.7, 1.4)
+QUICK_LOADS = (0.4, 1.4)
+# Grids of `muxcluster profile`: all batches at all lengths, and many rows at one.
+GRIDS = (("1,4,16", "16,64,160"), ("48", "64"))
+QUICK_GRIDS = (("1,8", "16,96"),)
+_NUM_FOR_CAPACITY = 400
+_RATE_PER_S = 10.0  # in the configuration: its plan is for any rate
+
+
+def profile(
+    folder: Path, config: Path, grids: Sequence[tuple[str, str]], repeats: int
+) -> list[Path]:
+    """Measure this machine with the models of `config`. Returns files."""
+    paths = []
+    for number, (batches, lengths) in enumerate(grids):
+        path = folder / f"profile-{number}.json"
+        command = (sys.executable, "-m", "muxcluster.cli.main", "profile", str(config))
+        command += ("--out", str(path), "--batches", batches, "--lengths", lengths)
+        command += ("--repeats", str(repeats), *(("--alone",) if number else ()))
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        paths.append(path)
+    return paths
+
+
+def units_of(config: Path) -> tuple[UnitSpec, SimUnit]:
+    """The planned unit, as the engine gets it and as it is simulated."""
+    loaded = load_config(config)
+    (node,) = nodes = nodes_of(loaded)
+    (spec,) = unit_specs(loaded, plan_for(loaded, nodes), nodes)
+    profiles = [read_profile(Path(path)) for path in loaded.cluster.profiles]
+    models = {
+        model.name: SimModel(
+            model.facts.shape, cost_for(node.gpu, spec.models[0].shape.itemsize, profiles)
+        )
+        for model in loaded.models
+    }
+    return spec, SimUnit(spec, models)
+
+
+def simulated(unit: SimUnit, case: Case) -> Side:
+    """What the simulator says of these requests."""
+    spans: list[JobSpan] = []
+    found = simulate([unit], case.asked, on_job=spans.append)
+    return side_of(found.records, simulated_jobs(spans), case.begin_s)
+
+
+def capacity_per_s(setup: Setup, unit: SimUnit, seed: int) -> float:
+    """Requests/s by the simulator where all come at once, without the beginning and the end."""
+    asked = [replace(each, time_s=0.0) for each in arrivals(setup, 1.0, _NUM_FOR_CAPACITY, seed)]
+    ends_s = simulate([unit], asked).records.rows["last_token_s"]
+    first, last = len(ends_s) // 10, len(ends_s) - len(ends_s) // 10
+    ends_s.sort()
+    return float((last - first) / (ends_s[last - 1] - ends_s[first]))
+
+
+def cases(
+    folder: Path,
+    setup: Setup,
+    profiles: Sequence[Path],
+    loads: Sequence[float],
+    count: int,
+    seed: int,
+) -> Iterator[tuple[dict[str, Any], Side, Side]]:
+    """A unit at all loads: the row of the record, then what was measured and simulated."""
+    spec, unit = units_of(write_config(folder, setup, _RATE_PER_S, profiles))
+    capacity = capacity_per_s(setup, unit, seed)
+    for load in loads:
+        case = case_of(setup, capacity, load, count, seed)
+        begun_s = time.monotonic()
+        expected = simulated(unit, case)
+        simulated_s = time.monotonic() - begun_s
+        served = serve(spec, case.asked, seed)
+        measured = side_of(served.records, served.jobs, case.begin_s)
+        row = {
+            "case": f"{setup.name} at {load}",
+            "models": setup.models,
+            "lane": spec.scheduler.lane,
+            "packing": spec.scheduler.packing,
+            "load": load,
+            "capacity_per_s": round(capacity, 2),
+            "requests": count,
+            "simulated_in_s": round(simulated_s, 2),
+            "sent_late_p99_ms": round(1e3 * served.late_s, 2),
+        }
+        yield row | row_of(measured, expected), measured, expected
+
+
+def main() -> None:
+    """Profile, then simulate and serve case by case; publish."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--requests", type=int, metavar="N", help="of a case (1500; 200)")
+    parser.add_argument("--only", metavar="TEXT", default="", help="setups whose name has it")
+    parser.add_argument("--loads", type=float, nargs="+", help="of capacity")
+    parser.add_argument("--profiles", type=Path, nargs="+", help="instead of measuring")
+    bench = Bench(parser)
+    options, quick = bench.options, bench.options.quick
+    setups = [each for each in (QUICK if quick else SETUPS) if options.only in each.name]
+    loads = options.loads or (QUICK_LOADS if quick else LOADS)
+    count = options.requests or (200 if quick else 1500)
+    rows: list[dict[str, Any]] = []
+    samples: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-fidelity-") as name:
+        folder = Path(name)
+        write_models(folder)
+        names = tuple(dict.fromkeys(model for setup in setups for model in setup.models))
+        config = write_config(folder, Setup(names, "mixed", "priority"), _RATE_PER_S, ())
+        grids, repeats = (QUICK_GRIDS, 3) if quick else (GRIDS, 5)
+        profiles = options.profiles or profile(folder, config, grids, repeats)
+        profiles = [path.resolve() for path in profiles]
+        for setup in setups:
+            for row, *sides in cases(folder, setup, profiles, loads, count, options.seed):
+                rows.append(row)
+                samples |= samples_of(row["case"], *sides)
+                print(row["case"], row["errors"], flush=True)
+                bench.save(claims_of(rows), samples, cases=rows)
+    bench.publish(claims_of(rows), samples, models=SHAPES, cases=rows)
+
+
+if __name__ == "__main__":
+    main()
