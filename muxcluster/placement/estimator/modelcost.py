@@ -133,12 +133,19 @@ class ModelCost:
         prompts = max(1.0, min(1 / steps, float(self.prefill_rows)))
         step_s = self.step_s(batch, 1.0)
         prefill_s = self.prefill_job_s(1.0, prompts)
-        mixed_s = self._cost.mixed_s(demand.shape, self.tp, 1.0, prefill_s, step_s)
-        longer_s = mixed_s - step_s
+        longer_s = self.mixed_job_s(step_s, prefill_s) - step_s
         shape, context = demand.shape, demand.mean_tokens
         drawn = step_s * self._cost.decode_draw(shape, self.tp, 1.0, batch, context) * steps
         draw = self._cost.prefill_draw(shape, self.tp, 1.0, prompts, demand.prompt_tokens)
         return steps * step_s + longer_s / prompts, drawn + longer_s * draw / prompts
+
+    def mixed_job_s(self, decode_s: float, prefill_s: float) -> float:
+        """Seconds of one job on all SMs of what takes so long apart."""
+        return self._cost.mixed_s(self.demand.shape, self.tp, 1.0, prefill_s, decode_s)
+
+    def turn_s(self, rows: float, new: float) -> float:
+        """Seconds that the unit itself takes after a job of so many rows, some of them new."""
+        return self._cost.turn_s(rows, new)
 
     def slowdown(self, draws: Sequence[float]) -> float:
         """Factor by which jobs on this kind of GPU are slower side by side."""

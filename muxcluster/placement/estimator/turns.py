@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from muxcluster.placement.cost import mixed_job_s
 from muxcluster.placement.estimator.flow import Flow
 from muxcluster.placement.estimator.queueing import FULLEST, Part, queue_wait, rest_of
 from muxcluster.placement.estimator.shares import Tenant
@@ -128,7 +127,8 @@ def _turn(tenant: Tenant, rate: float, cycle_s: float) -> Turn:
     if prompts * prompt_tokens > some * budget:
         some = min(1.0, prompts * prompt_tokens / max(1.0, budget))
     prefill_s = cost.prefill_job_s(1.0, prompts / some) if some > 0 else 0.0
-    job_s = decode_s + some * (mixed_job_s(decode_s, prefill_s) - decode_s)
+    job_s = decode_s + some * (cost.mixed_job_s(decode_s, prefill_s) - decode_s)
+    job_s += cost.turn_s(decoding + prompts, prompts)
     return Turn(served, rows, busy, prompts, job_s, decode_s, cycle_s)
 
 
@@ -141,7 +141,8 @@ def _row_s(tenant: Tenant, turn: Turn) -> float:
 
 def _prompt_s(tenant: Tenant, turn: Turn, prompts: float = 1.0) -> float:
     """Seconds by which prompts make a job longer."""
-    return mixed_job_s(turn.decode_s, tenant.cost.prefill_job_s(1.0, prompts)) - turn.decode_s
+    cost = tenant.cost
+    return cost.mixed_job_s(turn.decode_s, cost.prefill_job_s(1.0, prompts)) - turn.decode_s
 
 
 @dataclass(frozen=True, slots=True)
