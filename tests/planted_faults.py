@@ -128,10 +128,10 @@ FAULTS = (
         "tests/router",
     ),
     Fault(
-        "the fair level is that of the emptiest resource",
-        "placement/estimator/fairness.py",
-        "level = min((_level(part, caps) for part in resources), default=1.0)",
-        "level = max((_level(part, caps) for part in resources), default=1.0)",
+        "a cycle has the jobs of busy models only once in two",
+        "placement/estimator/turns.py",
+        "return sum(turn.busy * turn.job_s for turn in turns)",
+        "return sum(turn.busy * turn.job_s for turn in turns) / 2",
         "tests/placement/test_estimator.py",
     ),
     Fault(

@@ -18,6 +18,7 @@ from muxcluster.cli.placing.files import write_bytes
 from muxcluster.cli.placing.inputs import ProfileOption, curves_file, with_profile
 from muxcluster.cli.placing.outcome import REPLANNING, Outcome, Solver, solve
 from muxcluster.cli.placing.reports import Judged
+from muxcluster.cli.views.check import check_lines
 from muxcluster.cli.views.explanation import answer_lines
 from muxcluster.cli.views.moves import difference_lines
 from muxcluster.cli.views.pictures import picture_of
@@ -25,8 +26,10 @@ from muxcluster.cli.views.plan import plan_lines
 from muxcluster.cli.views.plan_summary import summary_lines
 from muxcluster.config import Config, load_config
 from muxcluster.config.planfile import read_plan
+from muxcluster.config.planning import refusals
 from muxcluster.core.errors import ConfigError, MuxClusterError
 from muxcluster.placement.explain import explain as explain_model
+from muxcluster.sim.cases.check import check_plan, span_of
 
 
 class Method(StrEnum):
@@ -118,6 +121,14 @@ def place(  # noqa: PLR0913 - each parameter is an option of the command line
             "Example: --from plan.json",
         ),
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Simulate the plan for a minute or two and show what it predicts beside what "
+            "comes out. Example: muxcluster place c.yaml --check",
+        ),
+    ] = False,
     profile: ProfileOption = None,
 ) -> None:
     """Plan which models of CONFIG share which GPUs; nothing is started, no weights are read.
@@ -139,11 +150,12 @@ def place(  # noqa: PLR0913 - each parameter is an option of the command line
     with _waiting():
         outcome = solve(file, Solver(method.value, time_limit, curves), current, what_if or [])
         answers = [_explained(outcome.after, name) for name in explain or []]
+    checked = [_checked(file, outcome.after)] if check else []
     if out is not None:
         write_bytes(out, (outcome.after.plan.to_json() + "\n").encode())
     if plot is not None and drawn is not None:
         write_bytes(plot, drawn(outcome.after, plot.suffix[1:].lower()))
-    notes = [*_notes(outcome, answers)]
+    notes = [*_notes(outcome, [*answers, *checked])]
     with _writing():
         if as_json:
             typer.echo(outcome.after.plan.to_json())
@@ -167,6 +179,12 @@ def _explained(judged: Judged, name: str) -> list[Text]:
     except ValueError as error:
         raise ConfigError(f"--explain {name}", "", str(error)) from error
     return [*answer_lines(judged, found)]
+
+
+def _checked(file: Config, judged: Judged) -> list[Text]:
+    with _waiting("simulating"), refusals(file):
+        found = check_plan(judged.problem, judged.plan, span_of(judged.problem))
+    return [*check_lines(judged, found)]
 
 
 def _notes(outcome: Outcome, answers: Iterable[Iterable[Text]]) -> Iterator[Text]:
@@ -202,11 +220,11 @@ def _writing() -> Iterator[None]:
 
 
 @contextmanager
-def _waiting() -> Iterator[None]:
+def _waiting(what: str = "planning") -> Iterator[None]:
     """Show a spinner on stderr if that is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
         return
-    with console.status("planning"):
+    with console.status(what):
         yield

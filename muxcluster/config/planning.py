@@ -70,7 +70,6 @@ def problem(config: Config, nodes: tuple[Node, ...]) -> Problem:
         nodes,
         _limits(policy, demands, is_modest=runs_on_cpus(config, nodes)),
         objective=policy.objective,
-        epsilon=policy.fairness,
         profiles=tuple(_profiles(config)),
         policy=_unit_policy(config, nodes),
     )

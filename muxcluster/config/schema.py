@@ -144,8 +144,6 @@ class PolicySection(Section):
     # Objective of placement: requests/s; the same times their models' weights; those within the
     # SLO; or the fewest GPUs that meet all rates
     objective: Literal["throughput", "weighted", "goodput", "fewest-gpus"] = "throughput"
-    # Largest difference between the served shares of two competing models (0: max-min fair)
-    fairness: Annotated[float, Field(ge=0, le=1)] = 0.0
     # Tokens a KV block holds at head_dim 128 in the unit's KV dtype, a multiple of 8; other heads
     # get as many as fit into as many bytes. 16, 32 and 64 are the sizes that the GPU kernels are
     # compiled and tested for: larger blocks need fewer instructions and shorter tables, but leave

@@ -3,10 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from muxcluster.placement.estimator import Estimator, Latency, Offer, UnitEstimate
+from muxcluster.placement.estimator import (
+    Estimator,
+    Latency,
+    Offer,
+    Quantiles,
+    Tenant,
+    UnitEstimate,
+)
 from muxcluster.placement.memory import block_bytes, weight_bytes
 from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.problem import Demand, Node, Problem
+
+_CLEARLY = 1.25  # times as many tokens/s, from which on the batch counts as the limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +31,9 @@ class ModelReport:
     quota_blocks: int
     prefill_share: float
     decode_share: float
-    ttft_s: float  # ttft_s, tpot_s: predicted means
-    tpot_s: float
-    # ttft_margin, tpot_margin: target / predicted - 1, None without a target
+    ttft_s: Quantiles  # ttft_s, tpot_s: predicted
+    tpot_s: Quantiles
+    # ttft_margin, tpot_margin: target / predicted 95th percentile - 1, None without a target
     ttft_margin: float | None
     tpot_margin: float | None
 
@@ -142,11 +151,33 @@ def _limit(found: UnitEstimate) -> str:
 
 
 def fullest(found: UnitEstimate) -> str:
-    """Name the resource that the offered rates fill most."""
+    """Name the resource that the offered rates fill most.
+
+    Where larger batches would serve clearly more, that is what limits the batch of the model that
+    is served least: its rows or its KV.
+    """
+    least = min(range(len(found.served)), key=found.served.__getitem__)
+    tenant = found.tenants[least]
+    if found.served[least] < 1 - 1e-9 and _gains_by_rows(tenant, found.loads.decode_shares[least]):
+        return f"{_rows_text(tenant, found.quotas[least])} of {tenant.cost.demand.name}"
     resources = {name: sum(part) for name, part in found.loads.resources.items()}
     for tenant, lane in zip(found.tenants, found.loads.lanes, strict=True):
         resources[f"decode lane of {tenant.cost.demand.name}"] = lane
     return max(resources, key=lambda name: resources[name])
+
+
+def _gains_by_rows(tenant: Tenant, share: float) -> bool:
+    """Return whether twice the rows would decode more tokens/s."""
+    now = tenant.cost.step_s(tenant.batch, share)
+    return tenant.cost.step_s(2 * tenant.batch, share) < 2 * now / _CLEARLY
+
+
+def _rows_text(tenant: Tenant, quota: int) -> str:
+    cost = tenant.cost
+    if quota // cost.sequence_blocks < cost.max_rows:
+        return f"KV for {quota // cost.sequence_blocks} sequences"
+    by_seqs = cost.max_rows == cost.demand.max_seqs
+    return f"{cost.max_rows} rows ({'max_seqs' if by_seqs else 'max_decode_rows'})"
 
 
 def _models(found: UnitEstimate) -> tuple[ModelReport, ...]:
@@ -162,14 +193,14 @@ def _model(found: UnitEstimate, position: int, late: Latency) -> ModelReport:
         served=tenant.rate * share,
         share=share,
         batch=late.batch,
-        max_batch=tenant.batch,
+        max_batch=int(tenant.rows),
         quota_blocks=found.quotas[position],
         prefill_share=found.loads.prefill_share,
         decode_share=found.loads.decode_shares[position],
         ttft_s=late.ttft_s,
         tpot_s=late.tpot_s,
-        ttft_margin=_margin(demand.ttft_s, late.ttft_s),
-        tpot_margin=_margin(demand.tpot_s, late.tpot_s),
+        ttft_margin=_margin(demand.ttft_s, late.ttft_s.high),
+        tpot_margin=_margin(demand.tpot_s, late.tpot_s.high),
     )
 
 

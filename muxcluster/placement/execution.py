@@ -69,6 +69,11 @@ class Execution:
         return self.lane == "mixed" or self.may_unshare
 
     @property
+    def uses_quotas(self) -> bool:
+        """Whether every model holds at most its quota of KV blocks."""
+        return self.lane == "adbs"
+
+    @property
     def num_contexts(self) -> int:
         """CUDA contexts on each GPU of the mesh: the owner's, and one for every rung under MPS."""
         if self.partition not in ("mps", "auto"):

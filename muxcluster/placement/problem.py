@@ -1,5 +1,6 @@
 """The planner's input: models with their demand, nodes, objective, limits of the engine."""
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -11,6 +12,12 @@ from muxcluster.placement.shapes.shape import ModelShape
 # Score of a plan: served requests/s; the same, each times its model's weight; requests/s served
 # within the latency targets; GPUs used, the fewest that meet all rates.
 Objective = Literal["throughput", "weighted", "goodput", "fewest-gpus"]
+
+# Scatter of prompt and output lengths: those of log-normal lengths whose logarithm has this
+# deviation. Between ShareGPT's (0.8) and Azure's code and conversation traces (0.9 to 1.1).
+LENGTH_SIGMA = 0.9
+LENGTH_CV2 = math.expm1(LENGTH_SIGMA**2)  # squared coefficient of variation
+LENGTH_CUBE = math.exp(3 * LENGTH_SIGMA**2)  # third moment over the mean's cube
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +51,13 @@ class Demand:
 
     @property
     def mean_tokens(self) -> float:
-        """Mean length of a sequence over its decode."""
-        return self.prompt_tokens + self.output_tokens / 2
+        """Mean length of a sequence in decode.
+
+        Half of its output is there, but long outputs are met more often, as they decode for longer
+        (mean residual life, Kleinrock vol. 1, §5.2).
+        """
+        longer = self.output_tokens * (1 + LENGTH_CV2) / 2
+        return min(self.prompt_tokens + longer, float(self.max_model_len))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +86,6 @@ class Problem:
     nodes: tuple[Node, ...]
     limits: Limits = field(default=Limits())
     objective: Objective = "throughput"
-    # Most by which the served fractions of two models of one unit may differ where they compete (0:
-    # max-min fair)
-    epsilon: float = 0.0
     # Measurements to predict seconds from; GPUs and models that are in none are predicted by a
     # roofline
     profiles: tuple[Profile, ...] = ()

@@ -122,9 +122,9 @@ def test_every_option_of_place_has_an_example_in_its_help(capsys, monkeypatch) -
     _, out, _ = call(capsys, "place", "--help")
     text = " ".join(out.split())
     options = ("method", "objective", "time-limit", "json", "out", "plot", "explain", "what-if")
-    for option in (*options, "from", "profile"):
+    for option in (*options, "from", "check", "profile"):
         assert f"--{option}" in text
-    assert text.count("Example: ") == len(options) + 2 + 1  # one a option, one of the command
+    assert text.count("Example: ") == len(options) + 3 + 1  # one a option, one of the command
 
 
 def test_the_methods_offered_are_the_planners() -> None:
@@ -133,9 +133,9 @@ def test_the_methods_offered_are_the_planners() -> None:
 
 
 def test_the_table_shows_load_limit_quota_and_slo(capsys, small) -> None:
-    code, out, err = call(capsys, "place", small(gpus=1))
+    code, out, err = call(capsys, "place", small(gpus=1, rate=0.5))
     assert (code, err) == (0, "")
-    plan = Plan.model_validate_json(call(capsys, "place", small(gpus=1), "--json")[1])
+    plan = Plan.model_validate_json(call(capsys, "place", small(gpus=1, rate=0.5), "--json")[1])
     (unit,) = plan.units
     assert f"{unit.id}  a: 0  1 x A100-80GB, tp 1  [" in out
     assert "all is served" in out
@@ -144,7 +144,7 @@ def test_the_table_shows_load_limit_quota_and_slo(capsys, small) -> None:
         assert f"{model.throughput:.2f} of " in line or model.name == "rare"
         assert f"GiB, {model.quota_blocks} " in line
         assert ("(+" in line) == (model.name == "chat"), "only chat has an SLO"
-    assert f"{plan.throughput:.2f} of 5.05 req/s (100%)" in out
+    assert f"{plan.throughput:.2f} of 1.55 req/s (100%)" in out
     assert "idle GPUs: none" in out
     assert "below their rate: none" in out
 
@@ -154,6 +154,27 @@ def test_an_overloaded_cluster_says_what_limits_and_who_is_short(capsys, small) 
     assert "limited by " in out
     (line,) = (line for line in out.splitlines() if line.startswith("below their rate: "))
     assert "chat (" in line
+
+
+def test_a_check_shows_the_plan_beside_its_simulation(capsys, small) -> None:
+    code, out, err = call(capsys, "place", small(), "--check", "--time-limit", "0")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    (heading,) = (line for line in lines if line.startswith("simulated: "))
+    table = lines[lines.index(heading) + 1 :]
+    assert table[0].split()[:2] == ["model", "req/s"]
+    for row, name in zip(table[1:], ("all", "chat", "code", "rare"), strict=False):
+        cells = row.split()
+        assert cells[0] == name
+        planned, simulated = float(cells[1]), float(cells[3])
+        assert simulated == pytest.approx(planned, rel=0.3) or name == "rare"
+
+
+def test_a_check_leaves_standard_output_to_the_plan(capsys, small) -> None:
+    code, out, err = call(capsys, "place", small(), "--check", "--json", "--time-limit", "0")
+    assert code == 0
+    Plan.model_validate_json(out)
+    assert "simulated: " in err
 
 
 def test_a_table_that_is_piped_is_not_cut(capsys, small, monkeypatch) -> None:
@@ -175,7 +196,7 @@ def test_objectives(capsys, small, objective) -> None:
 
 
 def test_the_objective_of_the_file(capsys, small) -> None:
-    more = "policy: {objective: weighted, fairness: 0.2}\n"
+    more = "policy: {objective: weighted}\n"
     plan = Plan.model_validate_json(call(capsys, "place", small(more=more), "--json")[1])
     assert plan.objective == "weighted"
     out = call(capsys, "place", small(more=more), "--objective", "goodput", "--json")[1]

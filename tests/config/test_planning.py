@@ -17,7 +17,7 @@ models:
 cluster:
   profiles: [one.json]
   nodes: [{name: n, gpus: 1, gpu: A100-80GB}]
-policy: {objective: weighted, fairness: 0.25}
+policy: {objective: weighted}
 """
 PROFILE = {
     "gpu": "A100-80GB",
@@ -55,19 +55,19 @@ def asked(file):
     return problem(config, nodes_of(config))
 
 
-def test_weights_targets_objective_fairness_and_profiles(write, profile) -> None:
+def test_weights_targets_objective_and_profiles(write, profile) -> None:
     profile(PROFILE)
     found = asked(write(FILE))
     first, second = found.demands
     assert (first.weight, first.ttft_s, first.tpot_s) == (3.0, 0.4, 0.2)
     assert (second.weight, second.ttft_s, second.tpot_s) == (1.0, None, None)
-    assert (found.objective, found.epsilon) == ("weighted", 0.25)
+    assert found.objective == "weighted"
     assert [each.machine for each in found.profiles] == ["a test"]
 
 
 def test_defaults(write) -> None:
     found = asked(write("models: [{name: a, shape: opt-1.3b}]"))
-    assert (found.objective, found.epsilon, found.profiles) == ("throughput", 0.0, ())
+    assert (found.objective, found.profiles) == ("throughput", ())
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,6 @@ def test_our_own_is_not_taken_for_it(profile) -> None:
         ("profiles: [one.json]", "profiles: ['']", "cluster.profiles[0]"),
         ("profiles: [one.json]", "profile: [one.json]", "cluster.profile"),
         ("objective: weighted", "objective: weight", "policy.objective"),
-        ("fairness: 0.25", "fairness: 1.5", "policy.fairness"),
-        ("fairness: 0.25", "fairness: .nan", "policy.fairness"),
     ],
 )
 def test_refusals_name_the_key(write, old, new, key) -> None:

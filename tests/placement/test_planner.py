@@ -136,6 +136,29 @@ def test_quotas_are_the_whole_pool_and_starve_nobody(weights, num_blocks, floor)
         )
 
 
+@given(
+    models=st.lists(
+        st.tuples(st.floats(0.001, 1000), st.integers(0, 1000), st.integers(0, 3000)),
+        min_size=1,
+        max_size=5,
+    ),
+    num_blocks=st.integers(0, 8000),
+)
+def test_quotas_keep_floors_and_waste_nothing(models, num_blocks) -> None:
+    weights, floors, more = zip(*models, strict=True)
+    most = [floor + extra for floor, extra in zip(floors, more, strict=True)]
+    quotas = split_blocks(num_blocks, floors, weights, most)
+    assert sum(quotas) == num_blocks
+    if sum(floors) <= num_blocks:
+        assert all(quota >= floor for quota, floor in zip(quotas, floors, strict=True))
+
+
+def test_what_a_model_cannot_use_goes_to_the_others() -> None:
+    assert split_blocks(100, [0, 0], [99.0, 1.0], [40, 500]) == (40, 60)
+    assert sum(split_blocks(100, [0, 0], [99.0, 1.0], [40, 30])) == 100
+    assert split_blocks(100, [10, 70], [99.0, 1.0], [40, 500]) == (30, 70)
+
+
 def test_the_file_is_as_designed(tmp_path) -> None:
     plan = place(Problem((demand("a"),), (a100s(1),)))
     content = json.loads(plan.to_json())

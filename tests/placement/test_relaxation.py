@@ -47,7 +47,7 @@ def random_problem(draw: random.Random) -> Problem:
     )
     objective = draw.choice(["throughput", "weighted", "goodput"])
     limits = Limits(kv_bytes=draw.choice([None, None, 8 * 2**30]))
-    return Problem(demands, nodes, limits, objective, epsilon=draw.choice([0.0, 0.2]))
+    return Problem(demands, nodes, limits, objective)
 
 
 def random_layout(shop: UnitBuilder, draw: random.Random) -> list[PlacedUnit] | None:

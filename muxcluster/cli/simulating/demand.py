@@ -1,6 +1,5 @@
 """The demand of a simulation: a load, and the planner's problem with the rates of that load."""
 
-import math
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -8,13 +7,9 @@ from pathlib import Path
 from muxcluster.core.errors import ConfigError
 from muxcluster.placement.names import nearest
 from muxcluster.placement.problem import Demand, Problem
-from muxcluster.sim.demand.loads import Load, Synthetic, Trace, form_of
+from muxcluster.sim.demand.loads import Load, Trace, form_of, poisson_load
 from muxcluster.workload.arrival import Arrival
-from muxcluster.workload.generate import Source
-from muxcluster.workload.lengths import Independent
-from muxcluster.workload.marginals import LogNormal
 from muxcluster.workload.popularity import power_law_rates
-from muxcluster.workload.processes import Poisson
 from muxcluster.workload.summary import ModelSummary, summarise
 
 _RAREST_PER_S, _MOST_PER_S = 1e-9, 1e6  # Requests/s of a model
@@ -44,8 +39,7 @@ def demand_of(options: LoadOptions, problem: Problem, scale: float) -> tuple[Loa
     if options.trace is None:
         scaled = {name: _possible(name, rate * scale) for name, rate in rates.items()}
         demands = tuple(replace(each, rate=scaled[each.name]) for each in problem.demands)
-        load = Synthetic(tuple(_source(demand, options.sigma) for demand in demands))
-        return load, replace(problem, demands=demands)
+        return poisson_load(demands, options.sigma), replace(problem, demands=demands)
     trace = Trace(
         options.trace, form_of(options.trace), tuple(rates.items()), scale, digest_of(options.trace)
     )
@@ -68,22 +62,6 @@ def _possible(name: str, rate: float) -> float:
     least, most = (f"{each:g}" for each in (_RAREST_PER_S, _MOST_PER_S))
     message = f"{name!r} would get {rate:g} requests/s: expected {least} to {most}"
     raise ConfigError("--alpha, --max-rate, --rate-scale", "", message)
-
-
-def _source(demand: Demand, sigma: float) -> Source:
-    """Return Poisson arrivals with log-normal lengths of the demand's means (before the cut)."""
-    most = max(1, demand.max_model_len - 1)
-    lengths = Independent(
-        log_normal(demand.prompt_tokens, sigma, most),
-        log_normal(demand.output_tokens, sigma, most),
-    )
-    return Source(demand.name, Poisson(demand.rate), lengths)
-
-
-def log_normal(mean: float, sigma: float, most: int) -> LogNormal:
-    """Return the distribution with this mean before the cut at `most`. sigma: deviation of the
-    logarithm."""
-    return LogNormal(math.log(mean) - sigma * sigma / 2, sigma, most)
 
 
 def _as_traced(problem: Problem, trace: Trace, options: LoadOptions) -> Problem:

@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
-from muxcluster.cli.simulating.demand import LoadOptions, log_normal
+from muxcluster.cli.simulating.demand import LoadOptions
 from muxcluster.core.errors import ConfigError
 from muxcluster.placement.problem import Demand, Problem
 from muxcluster.scheduling.packing import PACKINGS
+from muxcluster.sim.demand.loads import log_normal
 from muxcluster.sim.demand.waves import Waves
 from muxcluster.workload.lengths import Independent
 

@@ -15,6 +15,7 @@ from muxcluster.cli.views.words import (
     seconds_text,
 )
 from muxcluster.placement.assess import ModelReport, UnitReport
+from muxcluster.placement.estimator import Quantiles
 from muxcluster.placement.plan import PlannedModel, PlannedUnit
 
 HEADINGS = (
@@ -24,8 +25,8 @@ HEADINGS = (
     "decode SM",
     "batch / most",
     "KV quota, blocks",
-    "TTFT (to SLO)",
-    "TPOT (to SLO)",
+    "TTFT p50, p95 (to SLO)",
+    "TPOT p50, p95 (to SLO)",
 )
 _BAD = "bold red"
 _UNKNOWN = "-"
@@ -121,7 +122,8 @@ def _late_cells(expected: ModelReport | None) -> tuple[_Cell, _Cell]:
     )
 
 
-def _late_cell(seconds: float, margin: float | None) -> _Cell:
+def _late_cell(late: Quantiles, margin: float | None) -> _Cell:
+    text = f"{seconds_text(late.median)}, {seconds_text(late.high)}"
     if margin is None:
-        return _Cell(seconds_text(seconds))
-    return _Cell(f"{seconds_text(seconds)} ({margin:+.0%})", margin < 0)
+        return _Cell(text)
+    return _Cell(f"{text} ({margin:+.0%})", margin < 0)

@@ -40,8 +40,8 @@ def _late(judged: Judged) -> list[str]:
     for report in judged.reports.values():
         for model in report.models:
             for kind, seconds, margin in (
-                ("TTFT", model.ttft_s, model.ttft_margin),
-                ("TPOT", model.tpot_s, model.tpot_margin),
+                ("TTFT", model.ttft_s.high, model.ttft_margin),
+                ("TPOT", model.tpot_s.high, model.tpot_margin),
             ):
                 if margin is not None and margin < min(0.0, *worst.get(model.name, (0.0,))[:1]):
                     worst[model.name] = (margin, f"{kind} {seconds_text(seconds)} on {report.id}")

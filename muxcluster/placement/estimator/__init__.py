@@ -1,7 +1,8 @@
-"""Estimates of a mesh with models on it: load, fairness, latency, memory."""
+"""Estimates of a mesh with models on it: load, latency, memory."""
 
 from muxcluster.placement.estimator.latency import Latency
 from muxcluster.placement.estimator.modelcost import BATCHES, ModelCost
+from muxcluster.placement.estimator.queueing import Quantiles
 from muxcluster.placement.estimator.shares import Loads, Tenant
 from muxcluster.placement.estimator.unit import Estimator, Offer, UnitEstimate
 
@@ -12,6 +13,7 @@ __all__ = [
     "Loads",
     "ModelCost",
     "Offer",
+    "Quantiles",
     "Tenant",
     "UnitEstimate",
 ]

@@ -1,28 +1,44 @@
-"""Time to first token and per output token on a unit at the load it serves."""
+"""Time to first token and per output token on a unit at the load it serves, as quantiles."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from muxcluster.placement.estimator import beside, turns
+from muxcluster.placement.estimator.flow import Flow
+from muxcluster.placement.estimator.queueing import Quantiles, places_wait
 from muxcluster.placement.estimator.shares import Loads, Tenant
+from muxcluster.placement.problem import LENGTH_CV2
 
-_ROUNDS = 8
-# Highest assumed load of a lane: waiting times grow without bound towards 1.
-_FULLEST = 0.98
+_LEAST_FREE = 0.02  # of what a model serves with all rows taken
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Mean seconds to the first token and per further token, and mean sequences in decode."""
+    """Latencies of one model's requests, and its mean sequences in decode."""
 
-    ttft_s: float
-    tpot_s: float
+    ttft_s: Quantiles
+    tpot_s: Quantiles
     batch: float
 
     def meets(self, ttft_s: float | None, tpot_s: float | None) -> bool:
-        """Return whether both targets are met; None is no target."""
-        return (ttft_s is None or self.ttft_s <= ttft_s) and (
-            tpot_s is None or self.tpot_s <= tpot_s
+        """Return whether 95 % of requests meet each target; None is no target."""
+        return (ttft_s is None or self.ttft_s.high <= ttft_s) and (
+            tpot_s is None or self.tpot_s.high <= tpot_s
         )
+
+
+def flows(tenants: Sequence[Tenant], loads: Loads, rates: Sequence[float]) -> tuple[Flow, ...]:
+    """Return the steady state at these rates; each serves all of its rate or what it can."""
+    if loads.is_mixed:
+        return turns.in_mixed_jobs(tenants, rates)
+    return beside.in_own_jobs(tenants, loads, rates)
+
+
+def served_rates(tenants: Sequence[Tenant], loads: Loads, rates: Sequence[float]) -> list[float]:
+    """Return the requests/s that each model serves of these rates."""
+    if loads.is_mixed:
+        return [turn.rate for turn in turns.steady(tenants, rates)]
+    return [each.rate for each in beside.steady(tenants, loads, rates)[0]]
 
 
 def latencies(
@@ -30,61 +46,63 @@ def latencies(
 ) -> tuple[Latency, ...]:
     """Return each model's latency if `served` of its rate is admitted.
 
-    This is a fluid model: sequences in decode by Little's law, waits for the prefill lane as in an
-    M/D/1 queue. Requests that are not admitted (a fraction below 1) do not count as waiting.
+    Requests that are not admitted (a fraction below 1) do not count as waiting. A unit that may run
+    its jobs in two ways does so by what it measures: it is promised what both of them keep.
     """
     rates = [each.rate * share for each, share in zip(tenants, served, strict=True)]
-    jobs = [each.cost.prefill_job_s(loads.prefill_share) * loads.slowdown for each in tenants]
-    prefill_lane = _prefill_load(tenants, loads, rates)
-    numbers = [0.0] * len(tenants)
-    steps = [0.0] * len(tenants)
-    for _ in range(_ROUNDS):
-        steps = _steps(tenants, loads, numbers, prefill_lane)
-        numbers = [
-            min(float(each.batch), rate * each.cost.demand.output_tokens * step)
-            for each, rate, step in zip(tenants, rates, steps, strict=True)
-        ]
-    wait = _wait(prefill_lane, rates, jobs)
-    if not loads.shared:
-        # a prefill waits for the decode step that is running
-        wait += max(steps) * (1 - prefill_lane) / 2
-    return tuple(
-        Latency(wait + job, step, number)
-        for job, step, number in zip(jobs, steps, numbers, strict=True)
+    found = _latencies(tenants, loads, rates)
+    if loads.other is None:
+        return found
+    others = _latencies(tenants, loads.other, rates)
+    return tuple(_worse(first, second) for first, second in zip(found, others, strict=True))
+
+
+def _latencies(
+    tenants: Sequence[Tenant], loads: Loads, rates: Sequence[float]
+) -> tuple[Latency, ...]:
+    found = flows(tenants, loads, rates)
+    pool = _pool_wait(tenants, found)
+    return tuple(_latency(tenant, flow, pool) for tenant, flow in zip(tenants, found, strict=True))
+
+
+def _worse(first: Latency, second: Latency) -> Latency:
+    return Latency(
+        max(first.ttft_s, second.ttft_s, key=lambda each: each.high),
+        max(first.tpot_s, second.tpot_s, key=lambda each: each.high),
+        first.batch,
     )
 
 
-def _prefill_load(tenants: Sequence[Tenant], loads: Loads, rates: Sequence[float]) -> float:
-    busy = sum(
-        rate * each.cost.prefill(loads.prefill_share)[0] * loads.slowdown
-        for each, rate in zip(tenants, rates, strict=True)
+def _latency(tenant: Tenant, flow: Flow, pool: Quantiles) -> Latency:
+    """pool: wait for KV blocks that all models share."""
+    first = flow.first.quantiles()
+    wait = max(pool, _rows_wait(tenant, flow), key=lambda each: each.high)
+    return Latency(
+        Quantiles(first.median + wait.median, first.high + wait.high),
+        flow.gap.quantiles(),
+        flow.rows,
     )
-    return min(_FULLEST, busy)
 
 
-def _steps(
-    tenants: Sequence[Tenant], loads: Loads, numbers: Sequence[float], prefill_lane: float
-) -> list[float]:
-    """Seconds between two tokens of a sequence, including the wait for its turn."""
-    alone = [
-        each.cost.step_s(max(1.0, number), share) * loads.slowdown
-        for each, number, share in zip(tenants, numbers, loads.decode_shares, strict=True)
-    ]
-    running = [min(1.0, number) for number in numbers]
-    if not loads.shared:
-        others = sum(part * step for part, step in zip(running, alone, strict=True))
-        return [
-            (step * (1 - part) + others) / (1 - prefill_lane)
-            for part, step in zip(running, alone, strict=True)
-        ]
-    wanted = sum(part * share for part, share in zip(running, loads.decode_shares, strict=True))
-    stretch = max(1.0, wanted / (1 - loads.prefill_share * prefill_lane))
-    return [step * stretch for step in alone]
+def _rows_wait(tenant: Tenant, flow: Flow) -> Quantiles:
+    """Wait for a row, or for blocks of the model's quota."""
+    rows, by_kv = float(tenant.cost.max_rows), 1.0
+    if tenant.pool_blocks is None and tenant.rows < rows:
+        rows, by_kv = tenant.rows, 1 + LENGTH_CV2
+    return places_wait(flow.rows, by_kv * flow.variance, rows, _free(flow))
 
 
-def _wait(prefill_lane: float, rates: Sequence[float], jobs: Sequence[float]) -> float:
-    total = sum(rates)
-    if total <= 0:
-        return 0.0
-    mean = sum(rate * job for rate, job in zip(rates, jobs, strict=True)) / total
-    return prefill_lane / (1 - prefill_lane) * mean / 2
+def _pool_wait(tenants: Sequence[Tenant], found: Sequence[Flow]) -> Quantiles:
+    """Wait for blocks of a pool that all models share, in which sequences scatter in length."""
+    pool = tenants[0].pool_blocks
+    if pool is None:
+        return Quantiles(0.0, 0.0)
+    blocks = [tenant.cost.sequence_blocks for tenant in tenants]
+    taken = sum(each * flow.rows for each, flow in zip(blocks, found, strict=True))
+    variance = sum(each**2 * flow.variance for each, flow in zip(blocks, found, strict=True))
+    return places_wait(taken, (1 + LENGTH_CV2) * variance, pool, sum(map(_free, found)))
+
+
+def _free(flow: Flow) -> float:
+    """Requests/s by which a queue for rows gets shorter."""
+    return max(flow.full_rate - flow.rate, _LEAST_FREE * flow.full_rate)

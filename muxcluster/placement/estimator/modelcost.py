@@ -11,7 +11,7 @@ from muxcluster.placement.memory import (
     table_bytes,
     weight_bytes,
 )
-from muxcluster.placement.problem import Demand, Limits
+from muxcluster.placement.problem import Demand, Problem
 
 
 def _ladder() -> tuple[int, ...]:
@@ -21,6 +21,8 @@ def _ladder() -> tuple[int, ...]:
 # Considered batch sizes, four per octave up to 8,192. A unit's batch is rounded *down* to
 # one of them, so that every estimate is also a mode of the relaxation that bounds it.
 BATCHES = _ladder()
+# Considered numbers of prompts of a job, two per octave: prefills are nearly linear in them.
+_PROMPTS = tuple(2 ** (step / 2) for step in range(-6, 25))
 
 
 class ModelCost:
@@ -33,9 +35,12 @@ class ModelCost:
     """
 
     def __init__(
-        self, demand: Demand, tp: int, cost: Cost, limits: Limits, bytes_per_block: int
+        self, demand: Demand, tp: int, cost: Cost, problem: Problem, bytes_per_block: int
     ) -> None:
         check_split(demand, tp)
+        limits = problem.limits
+        self.max_rows = min(demand.max_seqs, problem.policy.scheduler.max_decode_rows)
+        self.token_budget = limits.token_budget
         self.demand = demand
         self.tp = tp
         self.static_bytes = weight_bytes(demand) + table_bytes(demand, bytes_per_block)
@@ -43,16 +48,27 @@ class ModelCost:
         self.floor_blocks = sequence_blocks(demand, demand.max_model_len, bytes_per_block)
         mean = max(1, round(demand.mean_tokens))
         self.sequence_blocks = sequence_blocks(demand, mean, bytes_per_block)
+        self.most_blocks = max(self.floor_blocks, self.max_rows * self.sequence_blocks)
+        # KV bytes that its sequences hold at 1 request/s and 1 second a token
+        self.held_bytes = demand.output_tokens * demand.shape.sequence_bytes(
+            demand.mean_tokens, demand.itemsize
+        )
         self.prefill_rows = max(1, int(limits.token_budget // demand.prompt_tokens))
         self._cost = cost
         self._prefill: dict[float, tuple[float, float]] = {}
         self._decode: dict[tuple[int, float], tuple[float, float]] = {}
         self._mixed: dict[int, tuple[float, float]] = {}
+        self._steps: dict[tuple[int, float], float] = {}
+        self._prompts: dict[tuple[int, float], float] = {}
 
     def batch(self, quota_blocks: int) -> int:
         """Return the largest considered batch of mean sequences that fits, at least 1."""
-        most = min(self.demand.max_seqs, quota_blocks // self.sequence_blocks)
+        most = min(self.max_rows, quota_blocks // self.sequence_blocks)
         return BATCHES[max(0, bisect_right(BATCHES, most) - 1)]
+
+    def rows(self, quota_blocks: int) -> float:
+        """Return the most mean sequences at a time, at least 1."""
+        return max(1.0, min(self.max_rows, quota_blocks / self.sequence_blocks))
 
     def prefill(self, share: float) -> tuple[float, float]:
         """(seconds per request in full prefill jobs, share of the bandwidth such a job draws)."""
@@ -65,10 +81,29 @@ class ModelCost:
             found = self._prefill[share] = (seconds, draw)
         return found
 
-    def prefill_job_s(self, share: float, rows: float = 1.0) -> float:
-        """Seconds of one prefill job of `rows` prompts."""
-        demand = self.demand
-        return self._cost.prefill_s(demand.shape, self.tp, share, rows, demand.prompt_tokens)
+    def prefill_job_s(self, share: float, prompts: float = 1.0) -> float:
+        """Seconds of one prefill job of `prompts` mean prompts, or of a part of one; linear between
+        considered numbers."""
+        place = bisect_right(_PROMPTS, prompts) - 1
+        if place < 0:
+            return self._prompts_at(0, share)
+        below = self._prompts_at(place, share)
+        low = _PROMPTS[place]
+        if prompts == low or place + 1 == len(_PROMPTS):
+            return below * prompts / low
+        above = self._prompts_at(place + 1, share)
+        return below + (above - below) * (prompts - low) / (_PROMPTS[place + 1] - low)
+
+    def _prompts_at(self, place: int, share: float) -> float:
+        found = self._prompts.get((place, share))
+        if found is None:
+            shape, tokens, prompts = self.demand.shape, self.demand.prompt_tokens, _PROMPTS[place]
+            if prompts < 1:
+                found = self._cost.prefill_s(shape, self.tp, share, 1, tokens * prompts)
+            else:
+                found = self._cost.prefill_s(shape, self.tp, share, prompts, tokens)
+            self._prompts[place, share] = found
+        return found
 
     def decode(self, batch: int, share: float) -> tuple[float, float]:
         """(seconds of decode per request at this batch, share of the bandwidth a step draws)."""
@@ -98,18 +133,40 @@ class ModelCost:
         prompts = max(1.0, min(1 / steps, float(self.prefill_rows)))
         step_s = self.step_s(batch, 1.0)
         prefill_s = self.prefill_job_s(1.0, prompts)
-        mixed_s = self._cost.mixed_s(demand.shape, self.tp, 1.0, prefill_s, step_s)
-        longer_s = mixed_s - step_s
+        longer_s = self.mixed_job_s(step_s, prefill_s) - step_s
         shape, context = demand.shape, demand.mean_tokens
         drawn = step_s * self._cost.decode_draw(shape, self.tp, 1.0, batch, context) * steps
         draw = self._cost.prefill_draw(shape, self.tp, 1.0, prompts, demand.prompt_tokens)
         return steps * step_s + longer_s / prompts, drawn + longer_s * draw / prompts
+
+    def mixed_job_s(self, decode_s: float, prefill_s: float) -> float:
+        """Seconds of one job on all SMs of what takes so long apart."""
+        return self._cost.mixed_s(self.demand.shape, self.tp, 1.0, prefill_s, decode_s)
+
+    def turn_s(self, rows: float, new: float) -> float:
+        """Seconds that the unit itself takes after a job of so many rows, some of them new."""
+        return self._cost.turn_s(rows, new)
 
     def slowdown(self, draws: Sequence[float]) -> float:
         """Factor by which jobs on this kind of GPU are slower side by side."""
         return self._cost.slowdown(draws)
 
     def step_s(self, batch: float, share: float) -> float:
-        """Seconds of one decode step of `batch` sequences of mean length."""
-        demand = self.demand
-        return self._cost.decode_s(demand.shape, self.tp, share, batch, demand.mean_tokens)
+        """Seconds of one decode step of `batch` sequences of mean length; linear between considered
+        batch sizes."""
+        place = bisect_right(BATCHES, batch) - 1
+        low = BATCHES[max(0, place)]
+        below = self._step_at(low, share)
+        if batch <= low or place + 1 >= len(BATCHES):
+            return below * max(1.0, batch / low if place >= 0 else 1.0)
+        high = BATCHES[place + 1]
+        above = self._step_at(high, share)
+        return below + (above - below) * (batch - low) / (high - low)
+
+    def _step_at(self, batch: int, share: float) -> float:
+        found = self._steps.get((batch, share))
+        if found is None:
+            demand = self.demand
+            found = self._cost.decode_s(demand.shape, self.tp, share, batch, demand.mean_tokens)
+            self._steps[batch, share] = found
+        return found

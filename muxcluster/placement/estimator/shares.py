@@ -1,7 +1,7 @@
 """SM shares of a unit's jobs, and the load of its resources at its demand."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muxcluster.core.job import Phase
 from muxcluster.placement.estimator.modelcost import ModelCost
@@ -14,7 +14,9 @@ class Tenant:
 
     cost: ModelCost
     rate: float
-    batch: int
+    batch: int  # a considered one
+    rows: float  # most sequences at a time: of its part of the KV, or all its rows
+    pool_blocks: int | None = None  # KV blocks that all models share, None: each has its quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,11 @@ class Loads:
     # models; zeros without sharing
     decoders: tuple[float, ...] = ()
     is_mixed: bool = False  # prompt chunks and decodes of a model are one job
+    # num_decodes, rungs: decode workers, and the SM shares that they can have
+    num_decodes: int = 1
+    rungs: tuple[float, ...] = (1.0,)
+    # The other way of a unit that runs mixed jobs while sharing is measured to gain less
+    other: "Loads | None" = None
 
     @property
     def shared(self) -> bool:
@@ -60,17 +67,30 @@ class Loads:
         }
 
 
+def expected(tenants: Sequence[Tenant], execution: Execution) -> Loads:
+    """Return the loads of the way in which the unit will run its jobs most of the time: the one
+    that takes less time, as scheduling/lanes/unsharing.py decides."""
+    found = candidates(tenants, execution)
+    best = min(found, key=lambda each: each.greatest)
+    others = [each for each in found if each.is_mixed is not best.is_mixed]
+    if not (execution.may_unshare and others):
+        return best
+    return replace(best, other=min(others, key=lambda each: each.greatest))
+
+
 def candidates(tenants: Sequence[Tenant], execution: Execution) -> list[Loads]:
     """The loads of each way in which the unit can run its jobs: one at a time first, then splits of
     the SMs."""
     found = [_in_mixed_jobs(tenants) if execution.runs_mixed else _in_turns(tenants)]
     for split, rest in splits_of(execution):
         num_decodes = execution.num_workers(Phase.DECODE)
+        rungs = execution.rungs(Phase.DECODE)
         loads = _side_by_side(tenants, rest, split, 1.0, num_decodes)
-        found.append(loads)
+        found.append(replace(loads, num_decodes=num_decodes, rungs=rungs))
         if loads.greatest > 1:
             # requests that cannot be served need no SMs: smaller shares leave more for all
-            found.append(_side_by_side(tenants, rest, split, 1 / loads.greatest, num_decodes))
+            loads = _side_by_side(tenants, rest, split, 1 / loads.greatest, num_decodes)
+            found.append(replace(loads, num_decodes=num_decodes, rungs=rungs))
     return found
 
 
@@ -169,3 +189,19 @@ def _fewest(tenant: Tenant, rest: Sequence[float], factor: float) -> float:
         if tenant.rate * tenant.cost.decode(tenant.batch, share)[0] * factor <= 1:
             return share
     return rest[-1]
+
+
+def within_loads(loads: Loads, served: Sequence[float]) -> tuple[float, ...]:
+    """Return `served`, lowered to what every resource carries at the largest batches.
+
+    So no estimate is better than the modes of the relaxation that bounds it.
+    """
+    capped = [
+        min(share, 1 / lane) if lane > 1 else share
+        for share, lane in zip(served, loads.lanes, strict=True)
+    ]
+    most = max(
+        sum(load * share for load, share in zip(part, capped, strict=False))
+        for part in loads.resources.values()
+    )
+    return tuple(share / max(1.0, most) for share in capped)

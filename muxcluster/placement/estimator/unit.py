@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muxcluster.placement.cost import Cost, cost_for
-from muxcluster.placement.estimator.fairness import fractions
-from muxcluster.placement.estimator.latency import Latency, latencies
+from muxcluster.placement.estimator.latency import Latency, latencies, served_rates
 from muxcluster.placement.estimator.modelcost import ModelCost
-from muxcluster.placement.estimator.shares import Loads, Tenant, candidates
+from muxcluster.placement.estimator.shares import Loads, Tenant, expected, within_loads
 from muxcluster.placement.execution import CannotRun, Execution, executions
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.memory import (
@@ -22,7 +21,10 @@ from muxcluster.placement.quota import split_blocks
 
 # (index of a demand of the problem, requests/s offered to a unit)
 Offer = tuple[int, float]
-_BISECTIONS = 8
+_BISECTIONS = 6
+_SAME = 1e-9  # relative difference of values that are equal
+_LEAST_SERVED = 1e-3
+_IDLE = 1e-6  # part of the rates at which a unit counts as idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +98,18 @@ class Estimator:
         return found
 
     def _model(self, index: int, gpu: Gpu, tp: int, bytes_per_block: int) -> ModelCost | DoesNotFit:
-        demand, limits = self.problem.demands[index], self.problem.limits
+        demand = self.problem.demands[index]
         which = (gpu, demand.itemsize)
         if which not in self._costs:
             self._costs[which] = cost_for(gpu, demand.itemsize, self.problem.profiles)
         try:
-            return ModelCost(demand, tp, self._costs[which], limits, bytes_per_block)
+            return ModelCost(demand, tp, self._costs[which], self.problem, bytes_per_block)
         except DoesNotFit as refusal:
             return refusal
 
     def _estimate(self, gpu: Gpu, tp: int, offers: tuple[Offer, ...]) -> UnitEstimate:
-        """Return the best execution's estimate; of equal ones the first, which shares SMs."""
+        """Return the best execution's estimate; of equal ones the one with more requests within
+        their targets, then with less load."""
         name = self.problem.demands[offers[0][0]].name
         try:
             ways = executions(gpu, tp, len(offers), self.problem.policy)
@@ -120,7 +123,11 @@ class Estimator:
                 refusals.append(refusal)
         if not found:
             raise refusals[-1]
-        return max(found, key=lambda each: (each.value, -each.load))
+        if len(found) == 1:
+            return found[0]
+        best = max(each.value for each in found)
+        equal = [each for each in found if each.value >= best * (1 - _SAME)]
+        return equal[0] if len(equal) == 1 else max(equal, key=lambda e: (_within(e), -e.load))
 
     def _estimate_as(
         self, execution: Execution, gpu: Gpu, tp: int, offers: tuple[Offer, ...]
@@ -130,17 +137,17 @@ class Estimator:
         per_block = block_bytes(demands, problem.limits)
         costs = [self.model(index, gpu, tp, per_block) for index, _ in offers]
         num_blocks = self._pool_blocks(execution, gpu, tp, costs, per_block)
-        weights = [
-            rate * demand.shape.sequence_bytes(demand.mean_tokens, demand.itemsize)
-            for demand, (_, rate) in zip(demands, offers, strict=True)
-        ]
-        quotas = split_blocks(num_blocks, [cost.floor_blocks for cost in costs], weights)
+        weights = [rate * cost.held_bytes for cost, (_, rate) in zip(costs, offers, strict=True)]
+        # without quotas all sequences share the pool, in the proportion in which they hold it
+        floors = [cost.floor_blocks * execution.uses_quotas for cost in costs]
+        quotas = split_blocks(num_blocks, floors, weights, [cost.most_blocks for cost in costs])
+        pool = None if execution.uses_quotas else num_blocks
         tenants = tuple(
-            Tenant(cost, rate, cost.batch(quota))
+            Tenant(cost, rate, cost.batch(quota), cost.rows(quota), pool)
             for cost, (_, rate), quota in zip(costs, offers, quotas, strict=True)
         )
-        options = [self._option(tenants, loads) for loads in candidates(tenants, execution)]
-        value, load, loads, served = max(options, key=lambda option: (option[0], -option[1]))
+        loads = expected(tenants, execution)
+        value, served, load = self._served(tenants, loads)
         return UnitEstimate(num_blocks, tenants, quotas, execution, loads, served, value, load)
 
     def _pool_blocks(
@@ -164,17 +171,39 @@ class Estimator:
             return kv_blocks(gpu, tp, demands, limits, execution)
         return blocks
 
-    def _option(
+    def _served(
         self, tenants: tuple[Tenant, ...], loads: Loads
-    ) -> tuple[float, float, Loads, tuple[float, ...]]:
-        """(value, load, loads, served fractions) of one way of sharing."""
+    ) -> tuple[float, tuple[float, ...], float]:
+        """(value, served fraction of each model, load)."""
         objective = self.problem.objective
         values = [each.rate * each.cost.demand.worth(objective) for each in tenants]
-        served = fractions(loads, values, self.problem.epsilon)
+        found = served_rates(tenants, loads, [each.rate for each in tenants])
+        served = within_loads(
+            loads,
+            [min(1.0, rate / each.rate) for each, rate in zip(tenants, found, strict=True)],
+        )
+        load = _load(loads, served)
         if objective == "goodput":
             served, values = _within_targets(tenants, loads, served, values)
         value = sum(worth * share for worth, share in zip(values, served, strict=True))
-        return value, loads.greatest, loads, served
+        return value, served, load
+
+
+def _load(loads: Loads, served: Sequence[float]) -> float:
+    """Return the load of the fullest resource, rows among them: above 1 if not all is served."""
+    least = min(served)
+    if least >= 1 - _SAME:
+        return min(1.0, loads.greatest)
+    return max(loads.greatest, 1 / max(least, _LEAST_SERVED))
+
+
+def _within(found: UnitEstimate) -> float:
+    """Requests/s of models that meet their targets."""
+    return sum(
+        each.rate
+        for each, late in zip(found.tenants, found.latencies(), strict=True)
+        if _meets(each, late)
+    )
 
 
 def _within_targets(
@@ -182,7 +211,10 @@ def _within_targets(
 ) -> tuple[tuple[float, ...], list[float]]:
     """Return the largest common part of `served` at which all reachable targets are met, and the
     values: 0 for a model whose targets fail even on an otherwise idle unit."""
-    idle = latencies(tenants, loads, [0.0] * len(tenants))
+    now = latencies(tenants, loads, served)
+    if all(_meets(each, late) for each, late in zip(tenants, now, strict=True)):
+        return served, list(values)
+    idle = latencies(tenants, loads, [_IDLE] * len(tenants))
     hopeful = [_meets(each, late) for each, late in zip(tenants, idle, strict=True)]
 
     def good(part: float) -> bool:

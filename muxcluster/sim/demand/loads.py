@@ -1,18 +1,23 @@
 """Sources of a simulation's requests, as values that can be sent to another process."""
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from muxcluster.core.errors import ConfigError
+from muxcluster.placement.problem import Demand
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.files.azure import read_azure
 from muxcluster.workload.files.mooncake import CONVERSATION_SPREAD_S, read_mooncake
 from muxcluster.workload.files.store import load
 from muxcluster.workload.files.streams import open_text
 from muxcluster.workload.generate import Source, generate
+from muxcluster.workload.lengths import Independent
+from muxcluster.workload.marginals import LogNormal
+from muxcluster.workload.processes import Poisson
 from muxcluster.workload.reshape import assigned, between, sped_up
 
 Form = Literal["muxcluster", "azure", "mooncake"]
@@ -37,6 +42,26 @@ class Synthetic:
     def arrivals(self, seed: int, end_s: float) -> Iterator[Arrival]:
         """Return the requests, see `muxcluster.workload.generate`."""
         return generate(self.sources, seed, end_s)
+
+
+def poisson_load(demands: Iterable[Demand], sigma: float) -> Synthetic:
+    """Return Poisson arrivals at the demands' rates, with log-normal lengths of their means (before
+    the cut at `max_model_len`). sigma: deviation of the logarithm, 0 for constant lengths."""
+    return Synthetic(tuple(_source(demand, sigma) for demand in demands))
+
+
+def _source(demand: Demand, sigma: float) -> Source:
+    most = max(1, demand.max_model_len - 1)
+    lengths = Independent(
+        log_normal(demand.prompt_tokens, sigma, most),
+        log_normal(demand.output_tokens, sigma, most),
+    )
+    return Source(demand.name, Poisson(demand.rate), lengths)
+
+
+def log_normal(mean: float, sigma: float, most: int) -> LogNormal:
+    """Return the distribution with this mean before the cut at `most`."""
+    return LogNormal(math.log(mean) - sigma * sigma / 2, sigma, most)
 
 
 @dataclass(frozen=True, slots=True)
