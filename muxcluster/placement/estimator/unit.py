@@ -139,8 +139,7 @@ class Estimator:
             Tenant(cost, rate, cost.batch(quota))
             for cost, (_, rate), quota in zip(costs, offers, quotas, strict=True)
         )
-        options = [self._option(tenants, loads) for loads in candidates(tenants, execution)]
-        value, load, loads, served = max(options, key=lambda option: (option[0], -option[1]))
+        value, load, loads, served = self._best_option(tenants, candidates(tenants, execution))
         return UnitEstimate(num_blocks, tenants, quotas, execution, loads, served, value, load)
 
     def _pool_blocks(
@@ -164,17 +163,34 @@ class Estimator:
             return kv_blocks(gpu, tp, demands, limits, execution)
         return blocks
 
-    def _option(
-        self, tenants: tuple[Tenant, ...], loads: Loads
+    def _best_option(
+        self, tenants: tuple[Tenant, ...], ways: Sequence[Loads]
     ) -> tuple[float, float, Loads, tuple[float, ...]]:
-        """(value, load, loads, served fractions) of one way of sharing."""
+        """Return (value, load, loads, served fractions) of the best way of sharing.
+
+        Targets only lower a value, so ways are tried from the greatest value without them on, until
+        none can be better: latencies take most of the time of a plan.
+        """
         objective = self.problem.objective
         values = [each.rate * each.cost.demand.worth(objective) for each in tenants]
-        served = fractions(loads, values, self.problem.epsilon)
-        if objective == "goodput":
-            served, values = _within_targets(tenants, loads, served, values)
-        value = sum(worth * share for worth, share in zip(values, served, strict=True))
-        return value, loads.greatest, loads, served
+        options = []
+        for loads in ways:
+            served = fractions(loads, values, self.problem.epsilon)
+            value = sum(worth * share for worth, share in zip(values, served, strict=True))
+            options.append((value, loads.greatest, loads, served))
+        options.sort(key=lambda option: (-option[0], option[1]))
+        if objective != "goodput":
+            return options[0]
+        best: tuple[float, float, Loads, tuple[float, ...]] | None = None
+        for most, load, loads, served in options:
+            if best is not None and (best[0], -best[1]) >= (most, -load):
+                break
+            kept, worths = _within_targets(tenants, loads, served, values)
+            value = sum(worth * share for worth, share in zip(worths, kept, strict=True))
+            if best is None or (value, -load) > (best[0], -best[1]):
+                best = (value, load, loads, kept)
+        assert best is not None, "there is always a way of running a unit"
+        return best
 
 
 def _within_targets(

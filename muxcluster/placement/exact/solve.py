@@ -44,7 +44,7 @@ def solve_exact(
     best = list(start)
     if not best or value(best) < bound * (1 - _CLOSE):
         better = _partitioned(builder, start, end)
-        if better and (not best or merit(better) > merit(best)):
+        if better and (not best or builder.rank(better) > builder.rank(best)):
             best = better
     if not best:
         raise _unplaceable(builder)

@@ -16,6 +16,7 @@ from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
 
 # Most units that a model is tried on: those with most room by a cheap estimate.
 _MOST_JOINED = 12
+_LEAST_GAIN = 1e-13  # of the demand's worth: less is rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def spend(draft: Draft) -> None:
             for rate_per_gpu, new in _relief(draft, position, sizes):
                 if best is None or rate_per_gpu > best[0]:
                     best = (rate_per_gpu, position, new)
-        if best is None or best[0] <= 1e-12:
+        if best is None or best[0] <= _LEAST_GAIN * draft.builder.total_worth:
             return
         _, position, (changed, *opened) = best
         draft.replace(position, changed)
@@ -92,11 +93,13 @@ def spend(draft: Draft) -> None:
 
 
 def _wanting(units: Sequence[PlacedUnit]) -> list[int]:
-    """Return the units that idle GPUs could help most: offered rate times load."""
+    """Return the units that idle GPUs could help most: those that miss most of the objective, then
+    the fullest."""
 
-    def need(position: int) -> float:
+    def need(position: int) -> tuple[float, float]:
         unit = units[position]
-        return unit.estimate.load * sum(rate for _, rate in unit.offers)
+        missed = sum(rate for _, rate in unit.offers) - unit.estimate.throughput
+        return round(missed, 9), unit.strain
 
     return sorted(range(len(units)), key=need, reverse=True)[:_MOST_JOINED]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.greedy import cover, spend
-from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, merit
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, is_better, merit
 
 _MOST_TORN_DOWN = 4
 _LEAST_ROUNDS, _ROUNDS_PER_UNIT = 60, 8
@@ -25,15 +25,16 @@ def improve(
     without improvement. The same arguments give the same answer.
     """
     draw = random.Random(seed)
-    best, best_merit = list(units), merit(units)
+    best, best_rank = list(units), builder.rank(units)
     start = builder.estimator.num_estimates
     stale = 0
     while stale < max(_LEAST_ROUNDS, _ROUNDS_PER_UNIT * len(best)):
         if builder.estimator.num_estimates - start > most_estimates:
             break
         found = _rebuilt(builder, best, draw)
-        if found is not None and merit(found) > best_merit + 1e-9:
-            best, best_merit, stale = found, merit(found), 0
+        rank = None if found is None else builder.rank(found)
+        if found is not None and rank is not None and is_better(rank, best_rank):
+            best, best_rank, stale = found, rank, 0
         else:
             stale += 1
     return best
@@ -57,9 +58,10 @@ def _rebuilt(
 
 
 def _units_to_rebuild(units: Sequence[PlacedUnit], draw: random.Random) -> list[int]:
-    """Choose a unit, weighted by its load, and up to three others."""
+    """Choose a unit, weighted by its strain, and up to three others."""
     number = min(len(units), draw.randint(1, _MOST_TORN_DOWN))
-    first = draw.choices(range(len(units)), [0.1 + unit.estimate.load for unit in units])[0]
+    most = max(unit.strain for unit in units)
+    first = draw.choices(range(len(units)), [0.1 * most + unit.strain for unit in units])[0]
     others = [position for position in range(len(units)) if position != first]
     return [first, *draw.sample(others, number - 1)]
 

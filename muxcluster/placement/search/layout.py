@@ -1,18 +1,23 @@
-"""A layout: units on meshes, with its merit."""
+"""A layout: units on meshes, with its merit and its rank among layouts."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muxcluster.placement.estimator import Estimator, Offer, UnitEstimate
 from muxcluster.placement.hardware import Gpu
+from muxcluster.placement.headroom import strain
 from muxcluster.placement.search.gpus import Kind
 
-# Extra worth of a request/s on an idle unit over one on a full unit, relative to serving it: a
-# tie-breaker between plans of (nearly) equal value.
-_HEADROOM = 1e-4
-_WORST_LOAD = 100.0
+# Part of the demand's worth that a full GPU per model costs: a tie-breaker between layouts of
+# (nearly) equal value.
+_STRAIN = 1e-4
+_NEIGHBOUR = 0.05  # how much more a unit's strain counts for each further model on it
 _UNMET_PER_GPU = 0.001  # fewest-gpus: unmet share of a model's rate that is worth a GPU
+_SAME_OBJECTIVE = 1e-6  # of the demand's worth: less is no difference
+_SAME_HEADROOM = 0.01  # relative
+_SAME_EASE = 1e-6  # relative
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +28,40 @@ class PlacedUnit:
     tp: int
     offers: tuple[Offer, ...]
     estimate: UnitEstimate
-    merit: float
+    goal: float  # its part of the objective
+    strain: float  # 1 / headroom (placement.headroom)
+    merit: float  # goal less a cost of its strain
 
     @property
     def crowding(self) -> float:
-        """Cheap estimate of how little room is left: load, then KV blocks."""
-        return self.estimate.load - 1e-12 * self.estimate.kv_blocks
+        """Cheap estimate of how little room is left: strain, then KV blocks."""
+        return self.strain - 1e-12 * self.estimate.kv_blocks
+
+    @property
+    def effort(self) -> float:
+        """Cost of its strain.
+
+        It is convex, so that the fullest units are relieved first; per GPU, so that a wider mesh
+        must gain as much as other uses of its GPUs would; and higher for models that share it, so
+        that they do so where that gains something.
+        """
+        full = self.strain**2 if self.strain <= 1 else 1 + 2 * math.log(self.strain)
+        return self.tp * full * (1 + _NEIGHBOUR * (len(self.offers) - 1))
 
     def rate_of(self, index: int) -> float:
         """Requests/s of a model offered here, else 0."""
         return next((rate for each, rate in self.offers if each == index), 0.0)
 
 
+# (objective, headroom, ease) of a layout, each rounded and greater where it is better
+Rank = tuple[float, float, float]
+
+
 class UnitBuilder:
     """Builds units for one problem and computes what they add to the merit.
 
-    meshes: every kind and size of mesh that the nodes have, small ones of a kind first.
+    meshes: every kind and size of mesh that the nodes have, small ones of a kind first. Units are
+    memoised; builders of parts of a cluster share them.
     """
 
     def __init__(self, estimator: Estimator, kinds: Sequence[Kind]) -> None:
@@ -46,26 +69,48 @@ class UnitBuilder:
         self.kinds = {kind.gpu: kind for kind in kinds}
         self.meshes = tuple((kind.gpu, tp) for kind in kinds for tp in sorted(kind.slots))
         demands = estimator.problem.demands
-        self._total_rate = sum(each.rate for each in demands)
         self.total_worth = sum(
             each.rate * each.worth(estimator.problem.objective) for each in demands
         )
+        is_counted = estimator.problem.objective == "fewest-gpus"
+        # in units of the objective: cost of a full GPU, least difference that counts
+        self._strain_cost = _STRAIN * (1.0 if is_counted else self.total_worth / len(demands))
+        self._least_goal = _SAME_OBJECTIVE * (_UNMET_PER_GPU**-1 if is_counted else self.total_worth)
+        self._units: dict[tuple[Gpu, int, tuple[Offer, ...]], PlacedUnit | None] = {}
+
+    def within(self, kinds: Sequence[Kind]) -> "UnitBuilder":
+        """Return a builder for a part of the cluster."""
+        part = UnitBuilder(self.estimator, kinds)
+        part._units = self._units
+        return part
 
     def unit(self, gpu: Gpu, tp: int, offers: Iterable[Offer]) -> PlacedUnit | None:
         """Build a unit; None if the models do not fit."""
-        ordered = tuple(sorted(offers))
-        estimate = self.estimator.unit(gpu, tp, ordered)
+        key = (gpu, tp, tuple(sorted(offers)))
+        if key not in self._units:
+            self._units[key] = self._built(*key)
+        return self._units[key]
+
+    def _built(self, gpu: Gpu, tp: int, offers: tuple[Offer, ...]) -> PlacedUnit | None:
+        estimate = self.estimator.unit(gpu, tp, offers)
         if estimate is None:
             return None
-        return PlacedUnit(gpu, tp, ordered, estimate, self._merit(tp, ordered, estimate))
-
-    def _merit(self, tp: int, offers: Iterable[Offer], estimate: UnitEstimate) -> float:
-        """Return what the search maximises: the objective, then headroom."""
-        offered = sum(rate for _, rate in offers)
-        headroom = -_HEADROOM * offered * min(estimate.load, _WORST_LOAD)
+        goal = estimate.value
         if self.estimator.problem.objective == "fewest-gpus":
-            return estimate.value / _UNMET_PER_GPU - tp + headroom / self._total_rate
-        return estimate.value + headroom
+            goal = estimate.value / _UNMET_PER_GPU - tp
+        bare = PlacedUnit(gpu, tp, offers, estimate, goal, strain(estimate), goal)
+        return replace(bare, merit=goal - self._strain_cost * bare.effort)
+
+    def rank(self, units: Sequence[PlacedUnit]) -> Rank:
+        """Return what decides between layouts: the objective, then the headroom of the fullest
+        unit, then that of all."""
+        goal = sum(unit.goal for unit in units)
+        fullest = max((unit.strain for unit in units), default=0.0)
+        return (
+            round(goal / self._least_goal),
+            -round(math.log(max(fullest, 1e-9)) / _SAME_HEADROOM),
+            -sum(unit.effort for unit in units),
+        )
 
     def room(self, units: Iterable[PlacedUnit]) -> "Room":
         """Count the meshes of `units`."""
@@ -106,8 +151,13 @@ class Room:
 
 
 def merit(units: Iterable[PlacedUnit]) -> float:
-    """Return the merit of a layout, which the search maximises."""
+    """Return the merit of a layout, which single steps of the search raise."""
     return sum(unit.merit for unit in units)
+
+
+def is_better(rank: Rank, than: Rank) -> bool:
+    """Return whether a layout of `rank` is better than one of `than`, beyond rounding."""
+    return rank[:2] > than[:2] or (rank[:2] == than[:2] and rank[2] > than[2] * (1 - _SAME_EASE))
 
 
 def value(units: Iterable[PlacedUnit]) -> float:

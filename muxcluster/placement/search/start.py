@@ -6,7 +6,7 @@ from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.greedy import cover, spend
 from muxcluster.placement.search.improve import improve
-from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, merit
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
 from muxcluster.placement.search.orders import by_need, by_weight
 from muxcluster.placement.search.refusals import crowded_out
 
@@ -44,7 +44,7 @@ def search(builder: UnitBuilder) -> list[PlacedUnit]:
                 refusals.append(found)
     if not drafts:
         raise refusals[-1]
-    best = max(drafts, key=lambda draft: merit(draft.units)).units
+    best = max(drafts, key=lambda draft: builder.rank(draft.units)).units
     return improve(builder, best, most_estimates=effort(builder, best))
 
 
