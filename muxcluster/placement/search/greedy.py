@@ -16,7 +16,8 @@ from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
 
 # Most units that a model is tried on: those with most room by a cheap estimate.
 _MOST_JOINED = 12
-_LEAST_GAIN = 1e-13  # of the demand's worth: less is rounding
+EASY = 0.05  # strain below which a unit's models get no replica elsewhere
+_FOR_REPLICA = 0.75  # part of its gain that a replica counts with, beside moves of whole models
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def _joined(draft: Draft, index: int, rate: float) -> Iterable[_Option]:
         offers.append((index, rate + old.rate_of(index)))
         unit = draft.builder.unit(old.gpu, old.tp, offers)
         if unit is not None:
-            yield _Option(unit, position, unit.merit - old.merit)
+            yield _Option(unit, position, draft.builder.gain([unit], [old]))
 
 
 def _opened(draft: Draft, index: int, rate: float, price: float) -> Iterable[_Option]:
@@ -84,7 +85,7 @@ def spend(draft: Draft) -> None:
             for rate_per_gpu, new in _relief(draft, position, sizes):
                 if best is None or rate_per_gpu > best[0]:
                     best = (rate_per_gpu, position, new)
-        if best is None or best[0] <= _LEAST_GAIN * draft.builder.total_worth:
+        if best is None or best[0] <= 0:
             return
         _, position, (changed, *opened) = best
         draft.replace(position, changed)
@@ -112,17 +113,22 @@ def _relief(
     unit, builder = draft.units[position], draft.builder
     for gpu, tp in sizes:
         for new in replicas(builder, unit, gpu, tp):
-            yield (sum(each.merit for each in new) - unit.merit) / tp, new
+            more = sum(len(each.offers) for each in new) > len(unit.offers)
+            gain = builder.gain(new, [unit])
+            yield gain * (_FOR_REPLICA if more else 1.0) / tp, new
     if draft.can_grow(unit):
         grown = builder.unit(unit.gpu, 2 * unit.tp, unit.offers)
         if grown is not None:
-            yield (grown.merit - unit.merit) / unit.tp, (grown,)
+            yield builder.gain([grown], [unit]) / unit.tp, (grown,)
 
 
 def replicas(
     builder: UnitBuilder, unit: PlacedUnit, gpu: Gpu, tp: int
 ) -> Iterable[tuple[PlacedUnit, ...]]:
-    """Yield (the relieved unit, a new unit) for each model of `unit` and parts of its rate."""
+    """Yield (the relieved unit, a new unit) for each model of `unit` and parts of its rate.
+
+    A model that shares a unit with little strain moves whole or not at all.
+    """
     for index, rate in unit.offers:
         whole = builder.unit(gpu, tp, [(index, rate)])
         if whole is None:
@@ -132,6 +138,8 @@ def replicas(
             rest = builder.unit(unit.gpu, unit.tp, others)
             if rest is not None:
                 yield rest, whole
+        if others and unit.strain < EASY:
+            continue
         for part in _parts(unit, whole, rate):
             new = builder.unit(gpu, tp, [(index, part)])
             left = builder.unit(unit.gpu, unit.tp, [*others, (index, rate - part)])

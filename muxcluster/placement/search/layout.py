@@ -13,10 +13,14 @@ from muxcluster.placement.search.gpus import Kind
 # Part of the demand's worth that a full GPU per model costs: a tie-breaker between layouts of
 # (nearly) equal value.
 _STRAIN = 1e-4
-_NEIGHBOUR = 0.05  # how much more a unit's strain counts for each further model on it
+_POWER = 4  # of a unit's strain: the higher, the more the fullest unit alone decides
+# How much more a unit's strain counts for each further model on it, and for each model of which it
+# has only a part of the rate.
+_NEIGHBOUR = 0.05
+_REPLICA = 0.25
 _UNMET_PER_GPU = 0.001  # fewest-gpus: unmet share of a model's rate that is worth a GPU
 _SAME_OBJECTIVE = 1e-6  # of the demand's worth: less is no difference
-_SAME_HEADROOM = 0.01  # relative
+_SAME_STRAIN = 0.01  # of a unit; above 1, relative
 _SAME_EASE = 1e-6  # relative
 
 
@@ -42,19 +46,21 @@ class PlacedUnit:
         """Cost of its strain.
 
         It is convex, so that the fullest units are relieved first; per GPU, so that a wider mesh
-        must gain as much as other uses of its GPUs would; and higher for models that share it, so
-        that they do so where that gains something.
+        must gain as much as other uses of its GPUs would; and higher for models that share the unit
+        or have replicas, so that they do so where that gains something.
         """
-        full = self.strain**2 if self.strain <= 1 else 1 + 2 * math.log(self.strain)
-        return self.tp * full * (1 + _NEIGHBOUR * (len(self.offers) - 1))
+        tenants = self.estimate.tenants
+        parts = sum(each.rate < each.cost.demand.rate * (1 - 1e-9) for each in tenants)
+        full = self.strain**_POWER if self.strain <= 1 else 1 + _POWER * math.log(self.strain)
+        return self.tp * full * (1 + _NEIGHBOUR * (len(tenants) - 1) + _REPLICA * parts)
 
     def rate_of(self, index: int) -> float:
         """Requests/s of a model offered here, else 0."""
         return next((rate for each, rate in self.offers if each == index), 0.0)
 
 
-# (objective, headroom, ease) of a layout, each rounded and greater where it is better
-Rank = tuple[float, float, float]
+# (objective, headroom, ease) of a layout, greater where it is better; the first two are rounded
+Rank = tuple[int, int, float]
 
 
 class UnitBuilder:
@@ -74,8 +80,10 @@ class UnitBuilder:
         )
         is_counted = estimator.problem.objective == "fewest-gpus"
         # in units of the objective: cost of a full GPU, least difference that counts
-        self._strain_cost = _STRAIN * (1.0 if is_counted else self.total_worth / len(demands))
-        self._least_goal = _SAME_OBJECTIVE * (_UNMET_PER_GPU**-1 if is_counted else self.total_worth)
+        self.strain_cost = _STRAIN * (1.0 if is_counted else self.total_worth / len(demands))
+        most = 1 / _UNMET_PER_GPU if is_counted else self.total_worth
+        self._least_goal = _SAME_OBJECTIVE * most
+        self._rounding = 1e-6 * self._least_goal
         self._units: dict[tuple[Gpu, int, tuple[Offer, ...]], PlacedUnit | None] = {}
 
     def within(self, kinds: Sequence[Kind]) -> "UnitBuilder":
@@ -99,18 +107,31 @@ class UnitBuilder:
         if self.estimator.problem.objective == "fewest-gpus":
             goal = estimate.value / _UNMET_PER_GPU - tp
         bare = PlacedUnit(gpu, tp, offers, estimate, goal, strain(estimate), goal)
-        return replace(bare, merit=goal - self._strain_cost * bare.effort)
+        return replace(bare, merit=goal - self.strain_cost * bare.effort)
+
+    def need(self, index: int) -> float:
+        """Return the GPUs that would serve a model's whole rate, on the mesh that needs the fewest;
+        infinite if no mesh takes it."""
+        rate = self.estimator.problem.demands[index].rate
+        alone = (self.unit(gpu, tp, [(index, rate)]) for gpu, tp in self.meshes)
+        return min((unit.tp * unit.estimate.load for unit in alone if unit), default=math.inf)
 
     def rank(self, units: Sequence[PlacedUnit]) -> Rank:
-        """Return what decides between layouts: the objective, then the headroom of the fullest
-        unit, then that of all."""
-        goal = sum(unit.goal for unit in units)
+        """Return what decides between layouts: the objective, then the strain of the fullest unit,
+        then the effort of all."""
         fullest = max((unit.strain for unit in units), default=0.0)
         return (
-            round(goal / self._least_goal),
-            -round(math.log(max(fullest, 1e-9)) / _SAME_HEADROOM),
+            round(sum(unit.goal for unit in units) / self._least_goal),
+            -round((fullest if fullest <= 1 else 1 + math.log(fullest)) / _SAME_STRAIN),
             -sum(unit.effort for unit in units),
         )
+
+    def gain(self, new: Sequence[PlacedUnit], old: Sequence[PlacedUnit]) -> float:
+        """Return the merit that `new` units have more than `old` ones; differences of the objective
+        that are rounding count as none."""
+        goal = sum(unit.goal for unit in new) - sum(unit.goal for unit in old)
+        effort = sum(unit.effort for unit in new) - sum(unit.effort for unit in old)
+        return (goal if abs(goal) > self._rounding else 0.0) - self.strain_cost * effort
 
     def room(self, units: Iterable[PlacedUnit]) -> "Room":
         """Count the meshes of `units`."""

@@ -13,6 +13,8 @@ from muxcluster.placement.search.refusals import crowded_out
 # Prices of a GPU, in parts of the demand's worth per GPU. At the highest, models share at any
 # loss: it is the most likely to place all models in a cluster that is short of memory.
 _PRICES = (0.0, 0.5, 1.0, 2.0, 8.0, 1e6)
+# The same, in parts of what a full GPU's strain costs: they decide where all is served.
+_STRAIN_PRICES = (0.02, 0.2)
 _LEAST_EFFORT = 6_000
 _EFFORT_PER_MODEL = 15
 # If all rates are met, the search only gains headroom: a quarter of the estimates is enough.
@@ -35,9 +37,11 @@ def search(builder: UnitBuilder) -> list[PlacedUnit]:
     drafts: list[Draft] = []
     refusals: list[DoesNotFit] = []
     orders = by_need(builder), by_weight(builder)
-    for price in _PRICES:
+    prices = [price * per_gpu for price in _PRICES]
+    prices += [price * builder.strain_cost for price in _STRAIN_PRICES]
+    for price in sorted(prices):
         for order in orders:
-            found = _drafted(builder, order, price * per_gpu)
+            found = _drafted(builder, order, price)
             if isinstance(found, Draft):
                 drafts.append(found)
             else:
