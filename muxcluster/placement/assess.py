@@ -99,7 +99,7 @@ def _part(plan: Plan, unit: PlannedUnit, name: str) -> float:
 
 def _report(estimator: Estimator, unit: PlannedUnit, plan: Plan) -> UnitReport:
     problem = estimator.problem
-    node = _node(problem, unit)
+    node = node_of(problem, unit)
     offers = offers_of(problem, plan, unit)
     found = estimator.unit(node.gpu, unit.tp, offers)
     if found is None:
@@ -124,7 +124,8 @@ def _report(estimator: Estimator, unit: PlannedUnit, plan: Plan) -> UnitReport:
     )
 
 
-def _node(problem: Problem, unit: PlannedUnit) -> Node:
+def node_of(problem: Problem, unit: PlannedUnit) -> Node:
+    """Return the unit's node. Raises ValueError if the cluster has none of that name."""
     for node in problem.nodes:
         if node.name == unit.node:
             return node
@@ -138,7 +139,17 @@ def _used(found: UnitEstimate, part: Sequence[float]) -> float:
 def _limit(found: UnitEstimate) -> str:
     if min(found.served) >= 1 - 1e-9:
         return ""
-    return fullest(found) if found.load > 1 else "latency target"
+    return fullest(found) + _rows_text(found) if found.load > 1 else "latency target"
+
+
+def _rows_text(found: UnitEstimate) -> str:
+    """Name the model that lacks most, if a larger batch is kept from it, and by what."""
+    position = min(range(len(found.served)), key=found.served.__getitem__)
+    tenant, quota = found.tenants[position], found.quotas[position]
+    demand, fits = tenant.cost.demand, quota // tenant.cost.sequence_blocks
+    if fits >= demand.max_seqs:
+        return f" with max_seqs {demand.max_seqs} of {demand.name}"
+    return f" with KV for {fits} sequences of {demand.name}"
 
 
 def fullest(found: UnitEstimate) -> str:

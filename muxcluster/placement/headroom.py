@@ -4,10 +4,13 @@ Its inverse, the strain, is what the search lowers: 1 means that a unit can just
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from muxcluster.placement.estimator import Estimator, Offer, UnitEstimate
-from muxcluster.placement.estimator.latency import latencies
+from muxcluster.placement.assess import fullest, node_of, offers_of
+from muxcluster.placement.estimator import Estimator, Offer, Tenant, UnitEstimate
 from muxcluster.placement.hardware import Gpu
+from muxcluster.placement.plan import Plan, PlannedUnit
+from muxcluster.placement.problem import Problem
 
 # Strain from which a unit counts as one whose target fails at any rate; then also the target's
 # ratio to the idle unit's latency counts, so that a faster mesh is still better than a slower one.
@@ -15,6 +18,8 @@ _HOPELESS = 10.0
 _WORST = 100.0
 _MOST_GROWTH = 1024.0  # factors beyond this one are not told apart
 _BISECTIONS = 12
+_BEYOND = 0.01  # how far beyond the headroom its limit is looked for
+_IDLE = 1e-6  # factor at which a unit counts as idle
 _SERVED = 1 - 1e-9
 
 
@@ -26,24 +31,21 @@ def strain(found: UnitEstimate) -> float:
     with 1 / g = ρ + (1 - ρ) (t1 - t0) / (target - t0).
     """
     most = found.load
-    limited = [
-        position
-        for position, tenant in enumerate(found.tenants)
-        if tenant.cost.demand.ttft_s is not None or tenant.cost.demand.tpot_s is not None
-    ]
-    if limited:
-        idle = latencies(found.tenants, found.loads, [0.0] * len(found.tenants))
-        now = found.latencies()
-        for position in limited:
-            demand = found.tenants[position].cost.demand
-            before, after = idle[position], now[position]
-            for target, idle_s, now_s in (
-                (demand.ttft_s, before.ttft_s, after.ttft_s),
-                (demand.tpot_s, before.tpot_s, after.tpot_s),
-            ):
-                if target is not None:
-                    most = max(most, _target_strain(target, idle_s, now_s, found.load))
+    latest = found.latencies() if any(map(_has_target, found.tenants)) else ()
+    loads = found.loads
+    for tenant, late, share in zip(found.tenants, latest, loads.decode_shares, strict=False):
+        cost, demand = tenant.cost, tenant.cost.demand
+        if demand.ttft_s is not None:
+            idle_s = cost.prefill_job_s(loads.prefill_share) * loads.slowdown
+            most = max(most, _target_strain(demand.ttft_s, idle_s, late.ttft_s, found.load))
+        if demand.tpot_s is not None:
+            idle_s = cost.step_s(1.0, share) * loads.slowdown
+            most = max(most, _target_strain(demand.tpot_s, idle_s, late.tpot_s, found.load))
     return min(most, _WORST)
+
+
+def _has_target(tenant: Tenant) -> bool:
+    return tenant.cost.demand.ttft_s is not None or tenant.cost.demand.tpot_s is not None
 
 
 def _target_strain(target_s: float, idle_s: float, now_s: float, load: float) -> float:
@@ -53,42 +55,92 @@ def _target_strain(target_s: float, idle_s: float, now_s: float, load: float) ->
     return min(_HOPELESS, load + (1 - load) * part if load < 1 else load * max(1.0, part))
 
 
-def headroom(estimator: Estimator, gpu: Gpu, tp: int, offers: Sequence[Offer]) -> float:
-    """Return a unit's headroom by bisection; below 1 if it does not serve all within the targets.
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """Headroom of a plan, and what ends it first."""
 
-    Targets that the unit misses even when it is idle do not count. Raises ValueError if the models
-    do not fit on the mesh.
+    factor: float
+    unit: str  # id
+    limit: str  # a resource of that unit, or "latency target of MODEL"
+    models: tuple[str, ...]  # on that unit
+
+
+def headroom(problem: Problem, plan: Plan) -> Headroom:
+    """Return the headroom of the unit that has the least; at most 1024.
+
+    A factor below 1 is the part of the rates that is served within the targets. Targets that a unit
+    misses even when it is idle do not count. Raises ValueError as `assess`.
     """
-    low, high = 0.0, 1.0
-    hopeful = _met(_grown(estimator, gpu, tp, offers, 1e-6))
-
-    def holds(factor: float) -> bool:
-        found = _grown(estimator, gpu, tp, offers, factor)
-        met = _met(found)
-        return min(found.served) >= _SERVED and all(
-            now or not hope for now, hope in zip(met, hopeful, strict=True)
-        )
-
-    while high < _MOST_GROWTH and holds(high):
-        low, high = high, 2 * high
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    estimator = Estimator(problem)
+    units = [_Growing.of(estimator, plan, unit) for unit in plan.units]
+    units.sort(key=lambda each: -each.strain)
+    least, factor = units[0], units[0].headroom()
+    for each in units[1:]:
+        if not each.holds(factor):
+            least, factor = each, each.headroom()
+    models = tuple(problem.demands[index].name for index, _ in least.offers)
+    return Headroom(factor, least.unit.id, least.limit(factor), models)
 
 
-def _grown(
-    estimator: Estimator, gpu: Gpu, tp: int, offers: Sequence[Offer], factor: float
-) -> UnitEstimate:
-    found = estimator.unit(gpu, tp, [(index, rate * factor) for index, rate in offers])
-    if found is None:
-        raise ValueError(str(estimator.refusal(gpu, tp, offers)))
-    return found
+class _Growing:
+    """A unit of a plan at rates that grow together."""
+
+    def __init__(
+        self, estimator: Estimator, unit: PlannedUnit, gpu: Gpu, offers: Sequence[Offer]
+    ) -> None:
+        self.unit = unit
+        self.offers = offers
+        self._estimator = estimator
+        self._gpu = gpu
+        self.strain = strain(self._at(1.0))
+        self._reachable = [not missed for missed in _missed(self._at(_IDLE))]
+
+    @classmethod
+    def of(cls, estimator: Estimator, plan: Plan, unit: PlannedUnit) -> "_Growing":
+        """Raises ValueError if the unit's node or models are not the problem's, or do not fit."""
+        gpu = node_of(estimator.problem, unit).gpu
+        offers = offers_of(estimator.problem, plan, unit)
+        return cls(estimator, unit, gpu, offers)
+
+    def holds(self, factor: float) -> bool:
+        """Return whether all is served within the targets at this factor."""
+        found = self._at(factor)
+        return min(found.served) >= _SERVED and not any(self._late(found))
+
+    def headroom(self) -> float:
+        """Return the factor by doubling and bisection."""
+        low, high = 0.0, 1.0
+        while high < _MOST_GROWTH and self.holds(high):
+            low, high = high, 2 * high
+        for _ in range(_BISECTIONS if high < _MOST_GROWTH or low == 0 else 0):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.holds(middle) else (low, middle)
+        return low
+
+    def limit(self, factor: float) -> str:
+        """Return what fails just beyond `factor`."""
+        found = self._at(factor * (1 + _BEYOND))
+        late = self._late(found)
+        if any(late):
+            return f"latency target of {found.tenants[late.index(True)].cost.demand.name}"
+        return fullest(found)
+
+    def _late(self, found: UnitEstimate) -> list[bool]:
+        missed = _missed(found)
+        return [now and once for now, once in zip(missed, self._reachable, strict=True)]
+
+    def _at(self, factor: float) -> UnitEstimate:
+        offers = [(index, rate * factor) for index, rate in self.offers]
+        found = self._estimator.unit(self._gpu, self.unit.tp, offers)
+        if found is None:
+            refusal = self._estimator.refusal(self._gpu, self.unit.tp, offers)
+            raise ValueError(f"unit {self.unit.id}: {refusal}")
+        return found
 
 
-def _met(found: UnitEstimate) -> list[bool]:
-    """Return by model whether its latencies meet its targets."""
+def _missed(found: UnitEstimate) -> list[bool]:
+    """Return by model whether its latencies exceed its targets."""
     return [
-        late.meets(tenant.cost.demand.ttft_s, tenant.cost.demand.tpot_s)
+        not late.meets(tenant.cost.demand.ttft_s, tenant.cost.demand.tpot_s)
         for tenant, late in zip(found.tenants, found.latencies(), strict=True)
     ]

@@ -12,11 +12,10 @@ from heapq import nsmallest
 from muxcluster.placement.estimator import Offer
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.search.draft import Draft
-from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
+from muxcluster.placement.search.layout import EASY, PlacedUnit, UnitBuilder
 
 # Most units that a model is tried on: those with most room by a cheap estimate.
 _MOST_JOINED = 12
-EASY = 0.05  # strain below which a unit's models get no replica elsewhere
 _FOR_REPLICA = 0.75  # part of its gain that a replica counts with, beside moves of whole models
 
 
@@ -127,7 +126,7 @@ def replicas(
 ) -> Iterable[tuple[PlacedUnit, ...]]:
     """Yield (the relieved unit, a new unit) for each model of `unit` and parts of its rate.
 
-    A model that shares a unit with little strain moves whole or not at all.
+    A unit with little strain gives models away whole or not at all.
     """
     for index, rate in unit.offers:
         whole = builder.unit(gpu, tp, [(index, rate)])
@@ -138,7 +137,7 @@ def replicas(
             rest = builder.unit(unit.gpu, unit.tp, others)
             if rest is not None:
                 yield rest, whole
-        if others and unit.strain < EASY:
+        if unit.strain <= EASY:
             continue
         for part in _parts(unit, whole, rate):
             new = builder.unit(gpu, tp, [(index, part)])

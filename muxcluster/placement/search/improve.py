@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from muxcluster.placement.estimator import Offer
 from muxcluster.placement.search.draft import Draft
-from muxcluster.placement.search.greedy import EASY, cover, spend
-from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, is_better, merit
+from muxcluster.placement.search.greedy import cover, spend
+from muxcluster.placement.search.layout import EASY, PlacedUnit, UnitBuilder, is_better, merit
 
 _MOST_TORN_DOWN = 4
 _LEAST_ROUNDS, _ROUNDS_PER_UNIT = 60, 8
@@ -47,7 +47,10 @@ def improve(
             best, best_rank, stale = found, rank, 0
         else:
             stale += 1
-    return _relieved(builder, best, most_estimates=most_estimates // 4)
+    best = _relieved(builder, best, most_estimates=most_estimates // 4)
+    draft = Draft(builder, best)
+    spend(draft)  # where GPUs are left
+    return max(draft.units, best, key=builder.rank)
 
 
 def _rebuilt(

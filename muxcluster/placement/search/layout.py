@@ -13,6 +13,9 @@ from muxcluster.placement.search.gpus import Kind
 # Part of the demand's worth that a full GPU per model costs: a tie-breaker between layouts of
 # (nearly) equal value.
 _STRAIN = 1e-4
+# Strain up to which units need no relief: replicas of a model that 20 times its rate would not fill
+# only take memory and time to load.
+EASY = 0.05
 _POWER = 4  # of a unit's strain: the higher, the more the fullest unit alone decides
 # How much more a unit's strain counts for each further model on it, and for each model of which it
 # has only a part of the rate.
@@ -45,14 +48,21 @@ class PlacedUnit:
     def effort(self) -> float:
         """Cost of its strain.
 
-        It is convex, so that the fullest units are relieved first; per GPU, so that a wider mesh
-        must gain as much as other uses of its GPUs would; and higher for models that share the unit
-        or have replicas, so that they do so where that gains something.
+        Above EASY it is convex, so that the fullest units are relieved first. It is per GPU, so
+        that a wider mesh must gain as much as other uses of its GPUs would; and higher for models
+        that share the unit or have replicas, so that they do so where that gains something.
         """
         tenants = self.estimate.tenants
         parts = sum(each.rate < each.cost.demand.rate * (1 - 1e-9) for each in tenants)
-        full = self.strain**_POWER if self.strain <= 1 else 1 + _POWER * math.log(self.strain)
-        return self.tp * full * (1 + _NEIGHBOUR * (len(tenants) - 1) + _REPLICA * parts)
+        if self.strain <= EASY:
+            full = self.strain * EASY ** (_POWER - 1)
+        elif self.strain <= 1:
+            full = self.strain**_POWER
+        else:
+            full = 1 + _POWER * math.log(self.strain)
+        neighbours = len(tenants) - 1
+        whole = self.tp * full * (1 + _NEIGHBOUR * neighbours + _REPLICA * parts)
+        return whole + EASY**_POWER * (neighbours + parts)
 
     def rate_of(self, index: int) -> float:
         """Requests/s of a model offered here, else 0."""
@@ -115,6 +125,12 @@ class UnitBuilder:
         rate = self.estimator.problem.demands[index].rate
         alone = (self.unit(gpu, tp, [(index, rate)]) for gpu, tp in self.meshes)
         return min((unit.tp * unit.estimate.load for unit in alone if unit), default=math.inf)
+
+    def least_bytes(self, index: int) -> int:
+        """Return the weights and tables of a model that some mesh takes, where they are least."""
+        rate = self.estimator.problem.demands[index].rate
+        alone = (self.unit(gpu, tp, [(index, rate)]) for gpu, tp in self.meshes)
+        return min(unit.estimate.tenants[0].cost.static_bytes for unit in alone if unit)
 
     def rank(self, units: Sequence[PlacedUnit]) -> Rank:
         """Return what decides between layouts: the objective, then the strain of the fullest unit,
