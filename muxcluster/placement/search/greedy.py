@@ -7,7 +7,7 @@ same step.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
+from heapq import nlargest
 
 from muxcluster.placement.estimator import Offer
 from muxcluster.placement.hardware import Gpu
@@ -49,10 +49,7 @@ def cover(draft: Draft, pieces: Sequence[Offer], price: float) -> int | None:
 
 
 def _joined(draft: Draft, index: int, rate: float) -> Iterable[_Option]:
-    positions: Iterable[int] = range(len(draft.units))
-    if len(draft.units) > _MOST_JOINED:
-        positions = nsmallest(_MOST_JOINED, positions, key=draft.crowding.__getitem__)
-    for position in positions:
+    for position in draft.roomiest(_MOST_JOINED):
         old = draft.units[position]
         offers = [offer for offer in old.offers if offer[0] != index]
         offers.append((index, rate + old.rate_of(index)))
@@ -62,12 +59,9 @@ def _joined(draft: Draft, index: int, rate: float) -> Iterable[_Option]:
 
 
 def _opened(draft: Draft, index: int, rate: float, price: float) -> Iterable[_Option]:
-    for gpu, tp in draft.builder.meshes:
-        if not draft.room.fits(gpu, tp):
-            continue
-        unit = draft.builder.unit(gpu, tp, [(index, rate)])
-        if unit is not None:
-            yield _Option(unit, None, unit.merit - price * tp)
+    for unit in draft.builder.opened(index, rate):
+        if draft.room.fits(unit.gpu, unit.tp):
+            yield _Option(unit, None, draft.builder.gain([unit], []) - price * unit.tp)
 
 
 def spend(draft: Draft) -> None:
@@ -101,7 +95,7 @@ def _wanting(units: Sequence[PlacedUnit]) -> list[int]:
         missed = sum(rate for _, rate in unit.offers) - unit.estimate.throughput
         return round(missed, 9), unit.strain
 
-    return sorted(range(len(units)), key=need, reverse=True)[:_MOST_JOINED]
+    return nlargest(_MOST_JOINED, range(len(units)), key=need)
 
 
 def _relief(

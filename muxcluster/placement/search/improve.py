@@ -4,7 +4,9 @@ This moves, swaps, splits and merges models and meshes (large neighbourhood sear
 order of models and the price of a GPU are drawn at random each time.
 """
 
+import math
 import random
+import time
 from collections.abc import Sequence
 
 from muxcluster.placement.estimator import Offer
@@ -26,20 +28,28 @@ _MOST_PIECES = 3
 
 
 def improve(
-    builder: UnitBuilder, units: Sequence[PlacedUnit], *, most_estimates: int, seed: int = 0
+    builder: UnitBuilder,
+    units: Sequence[PlacedUnit],
+    *,
+    most_estimates: int,
+    end: float = math.inf,
+    seed: int = 0,
 ) -> list[PlacedUnit]:
     """Return a layout at least as good as `units`.
 
     Ends after `most_estimates` new estimates, or after eight rounds a unit (60 at least) in a row
-    without improvement. The same arguments give the same answer.
+    without improvement; or at the moment `end` (of time.perf_counter). The same arguments give the
+    same answer unless that moment comes first.
     """
     draw = random.Random(seed)
+    if time.perf_counter() > end:
+        return list(units)
     start = builder.estimator.num_estimates
     best = _relieved(builder, units, most_estimates=most_estimates // 4)
     best_rank = builder.rank(best)
     stale = 0
     while stale < max(_LEAST_ROUNDS, _ROUNDS_PER_UNIT * len(best)):
-        if builder.estimator.num_estimates - start > most_estimates:
+        if builder.estimator.num_estimates - start > most_estimates or time.perf_counter() > end:
             break
         found = _rebuilt(builder, best, draw)
         rank = None if found is None else builder.rank(found)

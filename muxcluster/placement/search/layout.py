@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from muxcluster.placement.estimator import Estimator, Offer, UnitEstimate
@@ -21,6 +21,7 @@ _POWER = 4  # of a unit's strain: the higher, the more the fullest unit alone de
 # has only a part of the rate.
 _NEIGHBOUR = 0.05
 _REPLICA = 0.25
+_MANY_MODELS = 2000
 _UNMET_PER_GPU = 0.001  # fewest-gpus: unmet share of a model's rate that is worth a GPU
 _SAME_OBJECTIVE = 1e-6  # of the demand's worth: less is no difference
 _SAME_STRAIN = 0.01  # of a unit; above 1, relative
@@ -93,6 +94,7 @@ class UnitBuilder:
         self.strain_cost = _STRAIN * (1.0 if is_counted else self.total_worth / len(demands))
         most = 1 / _UNMET_PER_GPU if is_counted else self.total_worth
         self._least_goal = _SAME_OBJECTIVE * most
+        self._most_sizes = 2 if len(demands) > _MANY_MODELS else 64
         self._rounding = 1e-6 * self._least_goal
         self._units: dict[tuple[Gpu, int, tuple[Offer, ...]], PlacedUnit | None] = {}
 
@@ -122,15 +124,25 @@ class UnitBuilder:
     def need(self, index: int) -> float:
         """Return the GPUs that would serve a model's whole rate, on the mesh that needs the fewest;
         infinite if no mesh takes it."""
-        rate = self.estimator.problem.demands[index].rate
-        alone = (self.unit(gpu, tp, [(index, rate)]) for gpu, tp in self.meshes)
-        return min((unit.tp * unit.estimate.load for unit in alone if unit), default=math.inf)
+        units = self.opened(index, self.estimator.problem.demands[index].rate)
+        return min((unit.tp * unit.estimate.load for unit in units), default=math.inf)
 
     def least_bytes(self, index: int) -> int:
         """Return the weights and tables of a model that some mesh takes, where they are least."""
-        rate = self.estimator.problem.demands[index].rate
-        alone = (self.unit(gpu, tp, [(index, rate)]) for gpu, tp in self.meshes)
-        return min(unit.estimate.tenants[0].cost.static_bytes for unit in alone if unit)
+        units = self.opened(index, self.estimator.problem.demands[index].rate)
+        return min(unit.estimate.tenants[0].cost.static_bytes for unit in units)
+
+    def opened(self, index: int, rate: float) -> Iterator[PlacedUnit]:
+        """Yield units with this model alone, one for each mesh that takes it; of many models, only
+        on the two smallest of each kind of GPU."""
+        taken: Counter[Gpu] = Counter()
+        for gpu, tp in self.meshes:
+            if taken[gpu] >= self._most_sizes:
+                continue
+            unit = self.unit(gpu, tp, [(index, rate)])
+            if unit is not None:
+                taken[gpu] += 1
+                yield unit
 
     def rank(self, units: Sequence[PlacedUnit]) -> Rank:
         """Return what decides between layouts: the objective, then the strain of the fullest unit,
