@@ -15,7 +15,7 @@ from muxcluster.placement.problem import Problem
 # Strain from which a unit counts as one whose target fails at any rate; then also the target's
 # ratio to the idle unit's latency counts, so that a faster mesh is still better than a slower one.
 _HOPELESS = 10.0
-_WORST = 100.0
+_WORST = 1000.0
 _MOST_GROWTH = 1024.0  # factors beyond this one are not told apart
 _BISECTIONS = 12
 _BEYOND = 0.01  # how far beyond the headroom its limit is looked for
@@ -24,7 +24,7 @@ _SERVED = 1 - 1e-9
 
 
 def strain(found: UnitEstimate) -> float:
-    """Return 1 / headroom of a unit, at most 100, from its estimate alone.
+    """Return 1 / headroom of a unit, at most 1000, from its estimate alone.
 
     Load grows with the rates. A latency grows from the idle unit's t0 to t1 at the load ρ, and on
     as waits do: t(g) = t0 + (t1 - t0) g (1 - ρ) / (1 - g ρ). This meets a target at the growth g

@@ -86,7 +86,7 @@ def _no_gain(builder: UnitBuilder, plan: Plan, least: Headroom) -> str:
         return f"no replica or larger mesh for {least.unit} raises the headroom"
     return (
         f"a replica for {least.unit} would raise its headroom from {1 / full.strain:.3g} to "
-        f"{1 / best:.3g} times its rates, which was judged not to be worth it"
+        f"{1 / best:.3g} times its rates, which is not worth its memory and time to load"
     )
 
 

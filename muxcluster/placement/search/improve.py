@@ -60,7 +60,7 @@ def improve(
     best = _relieved(builder, best, most_estimates=most_estimates // 4)
     draft = Draft(builder, best)
     spend(draft)  # where GPUs are left
-    return max(draft.units, best, key=builder.rank)
+    return _narrowed(builder, max(draft.units, best, key=builder.rank))
 
 
 def _rebuilt(
@@ -155,6 +155,23 @@ def _relief(builder: UnitBuilder, units: list[PlacedUnit]) -> list[PlacedUnit] |
                 rank = builder.rank(moved)
                 if is_better(rank, best_rank):
                     best, best_rank = moved, rank
+    return best
+
+
+def _narrowed(builder: UnitBuilder, units: Sequence[PlacedUnit]) -> list[PlacedUnit]:
+    """Replace wide meshes by one of half the width, or by two that serve half of the rates each,
+    where that is better."""
+    best = list(units)
+    for wide in (unit for unit in units if unit.tp > 1):
+        others = [unit for unit in best if unit is not wide]
+        for part in (1.0, 0.5):
+            offers = [(index, rate * part) for index, rate in wide.offers]
+            half = builder.unit(wide.gpu, wide.tp // 2, offers)
+            if half is None:
+                continue
+            narrow = [*others, *[half] * round(1 / part)]
+            if is_better(builder.rank(narrow), builder.rank(best)):
+                best = narrow
     return best
 
 

@@ -63,7 +63,7 @@ class PlacedUnit:
             full = 1 + _POWER * math.log(self.strain)
         neighbours = len(tenants) - 1
         whole = self.tp * full * (1 + _NEIGHBOUR * neighbours + _REPLICA * parts)
-        return whole + EASY**_POWER * (neighbours + parts)
+        return whole + EASY**_POWER * (neighbours + parts) / 2
 
     def rate_of(self, index: int) -> float:
         """Requests/s of a model offered here, else 0."""
