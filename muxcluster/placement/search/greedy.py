@@ -5,6 +5,8 @@ under a price per GPU, so that symmetric groups are never evaluated twice and re
 same step.
 """
 
+import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -16,6 +18,7 @@ from muxcluster.placement.search.layout import EASY, PlacedUnit, UnitBuilder
 
 # Most units that a model is tried on: those with most room by a cheap estimate.
 _MOST_JOINED = 12
+_FEWEST_JOINED = 3  # the same, for thousands of models
 _FOR_REPLICA = 0.75  # part of its gain that a replica counts with, beside moves of whole models
 
 
@@ -49,7 +52,7 @@ def cover(draft: Draft, pieces: Sequence[Offer], price: float) -> int | None:
 
 
 def _joined(draft: Draft, index: int, rate: float) -> Iterable[_Option]:
-    for position in draft.roomiest(_MOST_JOINED):
+    for position in draft.roomiest(_FEWEST_JOINED if draft.builder.has_many else _MOST_JOINED):
         old = draft.units[position]
         offers = [offer for offer in old.offers if offer[0] != index]
         offers.append((index, rate + old.rate_of(index)))
@@ -64,12 +67,13 @@ def _opened(draft: Draft, index: int, rate: float, price: float) -> Iterable[_Op
             yield _Option(unit, None, draft.builder.gain([unit], []) - price * unit.tp)
 
 
-def spend(draft: Draft) -> None:
+def spend(draft: Draft, end: float = math.inf) -> None:
     """Use idle GPUs while that helps: a replica of some model, or a larger mesh for a unit.
 
-    Each step takes the change with most gain per GPU.
+    Each step takes the change with most gain per GPU; none is begun after `end`, a moment of
+    time.perf_counter.
     """
-    while True:
+    while time.perf_counter() <= end:
         sizes = [mesh for mesh in draft.builder.meshes if draft.room.fits(*mesh)]
         if not sizes:
             return
@@ -91,9 +95,7 @@ def _wanting(units: Sequence[PlacedUnit]) -> list[int]:
     the fullest."""
 
     def need(position: int) -> tuple[float, float]:
-        unit = units[position]
-        missed = sum(rate for _, rate in unit.offers) - unit.estimate.throughput
-        return round(missed, 9), unit.strain
+        return units[position].missed, units[position].strain
 
     return nlargest(_MOST_JOINED, range(len(units)), key=need)
 

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from muxcluster.placement.estimator import Estimator, Offer, UnitEstimate
 from muxcluster.placement.hardware import Gpu
@@ -21,7 +21,8 @@ _POWER = 4  # of a unit's strain: the higher, the more the fullest unit alone de
 # has only a part of the rate.
 _NEIGHBOUR = 0.05
 _REPLICA = 0.25
-_MANY_MODELS = 2000
+_MANY_MODELS = 2000  # more than that are placed with few alternatives each
+_FEW_SIZES = 2
 _UNMET_PER_GPU = 0.001  # fewest-gpus: unmet share of a model's rate that is worth a GPU
 _SAME_OBJECTIVE = 1e-6  # of the demand's worth: less is no difference
 _SAME_STRAIN = 0.01  # of a unit; above 1, relative
@@ -38,36 +39,37 @@ class PlacedUnit:
     estimate: UnitEstimate
     goal: float  # its part of the objective
     strain: float  # 1 / headroom (placement.headroom)
-    merit: float  # goal less a cost of its strain
+    effort: float  # cost of its strain, before its weight against the goal
+    merit: float  # goal less the weighted effort
+    missed: float  # requests/s that are offered and not served
 
     @property
     def crowding(self) -> float:
         """Cheap estimate of how little room is left: strain, then KV blocks."""
         return self.strain - 1e-12 * self.estimate.kv_blocks
 
-    @property
-    def effort(self) -> float:
-        """Cost of its strain.
-
-        Above EASY it is convex, so that the fullest units are relieved first. It is per GPU, so
-        that a wider mesh must gain as much as other uses of its GPUs would; and higher for models
-        that share the unit or have replicas, so that they do so where that gains something.
-        """
-        tenants = self.estimate.tenants
-        parts = sum(each.rate < each.cost.demand.rate * (1 - 1e-9) for each in tenants)
-        if self.strain <= EASY:
-            full = self.strain * EASY ** (_POWER - 1)
-        elif self.strain <= 1:
-            full = self.strain**_POWER
-        else:
-            full = 1 + _POWER * math.log(self.strain)
-        neighbours = len(tenants) - 1
-        whole = self.tp * full * (1 + _NEIGHBOUR * neighbours + _REPLICA * parts)
-        return whole + EASY**_POWER * (neighbours + parts) / 2
-
     def rate_of(self, index: int) -> float:
         """Requests/s of a model offered here, else 0."""
         return next((rate for each, rate in self.offers if each == index), 0.0)
+
+
+def _effort(tp: int, estimate: UnitEstimate, strained: float) -> float:
+    """Return the cost of a unit's strain.
+
+    Above EASY it is convex, so that the fullest units are relieved first. It is per GPU, so that a
+    wider mesh must gain as much as other uses of its GPUs would; and higher for models that share
+    the unit or have replicas, so that they do so where that gains something.
+    """
+    parts = sum(each.rate < each.cost.demand.rate * (1 - _SAME_EASE) for each in estimate.tenants)
+    neighbours = len(estimate.tenants) - 1
+    if strained <= EASY:
+        full = strained * EASY ** (_POWER - 1)
+    elif strained <= 1:
+        full = strained**_POWER
+    else:
+        full = 1 + _POWER * math.log(strained)
+    whole = tp * full * (1 + _NEIGHBOUR * neighbours + _REPLICA * parts)
+    return whole + EASY**_POWER * (neighbours + parts) / 2
 
 
 # (objective, headroom, ease) of a layout, greater where it is better; the first two are rounded
@@ -78,7 +80,7 @@ class UnitBuilder:
     """Builds units for one problem and computes what they add to the merit.
 
     meshes: every kind and size of mesh that the nodes have, small ones of a kind first. Units are
-    memoised; builders of parts of a cluster share them.
+    memoised; builders of parts of a cluster share them. has_many: thousands of models.
     """
 
     def __init__(self, estimator: Estimator, kinds: Sequence[Kind]) -> None:
@@ -94,7 +96,7 @@ class UnitBuilder:
         self.strain_cost = _STRAIN * (1.0 if is_counted else self.total_worth / len(demands))
         most = 1 / _UNMET_PER_GPU if is_counted else self.total_worth
         self._least_goal = _SAME_OBJECTIVE * most
-        self._most_sizes = 2 if len(demands) > _MANY_MODELS else 64
+        self.has_many = len(demands) > _MANY_MODELS
         self._rounding = 1e-6 * self._least_goal
         self._units: dict[tuple[Gpu, int, tuple[Offer, ...]], PlacedUnit | None] = {}
 
@@ -118,8 +120,11 @@ class UnitBuilder:
         goal = estimate.value
         if self.estimator.problem.objective == "fewest-gpus":
             goal = estimate.value / _UNMET_PER_GPU - tp
-        bare = PlacedUnit(gpu, tp, offers, estimate, goal, strain(estimate), goal)
-        return replace(bare, merit=goal - self.strain_cost * bare.effort)
+        strained = strain(estimate)
+        effort = _effort(tp, estimate, strained)
+        merit = goal - self.strain_cost * effort
+        missed = round(sum(rate for _, rate in offers) - estimate.throughput, 9)
+        return PlacedUnit(gpu, tp, offers, estimate, goal, strained, effort, merit, missed)
 
     def need(self, index: int) -> float:
         """Return the GPUs that would serve a model's whole rate, on the mesh that needs the fewest;
@@ -137,7 +142,7 @@ class UnitBuilder:
         on the two smallest of each kind of GPU."""
         taken: Counter[Gpu] = Counter()
         for gpu, tp in self.meshes:
-            if taken[gpu] >= self._most_sizes:
+            if self.has_many and taken[gpu] >= _FEW_SIZES:
                 continue
             unit = self.unit(gpu, tp, [(index, rate)])
             if unit is not None:

@@ -47,10 +47,12 @@ def search(builder: UnitBuilder, end: float = math.inf) -> list[PlacedUnit]:
         raise shortage
     prices = [price * per_gpu for price in _PRICES]
     prices += [price * builder.strain_cost for price in _STRAIN_PRICES]
-    for price, order in product(sorted(prices), orders):
+    # of many models one layout may take all the time: the price that usually finds one comes first
+    prices.sort(key=lambda price: (builder.has_many and price < per_gpu, price))
+    for price, order in product(prices, orders):
         if drafts and time.perf_counter() > end:
             break
-        found = _drafted(builder, order, price)
+        found = _drafted(builder, order, price, end)
         if isinstance(found, Draft):
             drafts.append(found)
         else:
@@ -61,12 +63,14 @@ def search(builder: UnitBuilder, end: float = math.inf) -> list[PlacedUnit]:
     return improve(builder, best, most_estimates=effort(builder, best), end=end)
 
 
-def _drafted(builder: UnitBuilder, order: Sequence[int], price: float) -> Draft | DoesNotFit:
+def _drafted(
+    builder: UnitBuilder, order: Sequence[int], price: float, end: float
+) -> Draft | DoesNotFit:
     """Build a layout, or return why its first model without a place has none."""
     draft = Draft(builder)
     demands = builder.estimator.problem.demands
     left = cover(draft, [(index, demands[index].rate) for index in order], price)
     if left is not None:
         return crowded_out(draft, left)
-    spend(draft)
+    spend(draft, end)
     return draft
