@@ -22,7 +22,7 @@ _POWER = 4  # of a unit's strain: the higher, the more the fullest unit alone de
 _NEIGHBOUR = 0.05
 _REPLICA = 0.25
 _MANY_MODELS = 2000  # more than that are placed with few alternatives each
-_FEW_SIZES = 2
+_FEW_SIZES = 1
 _UNMET_PER_GPU = 0.001  # fewest-gpus: unmet share of a model's rate that is worth a GPU
 _SAME_OBJECTIVE = 1e-6  # of the demand's worth: less is no difference
 _SAME_STRAIN = 0.01  # of a unit; above 1, relative
@@ -139,7 +139,7 @@ class UnitBuilder:
 
     def opened(self, index: int, rate: float) -> Iterator[PlacedUnit]:
         """Yield units with this model alone, one for each mesh that takes it; of many models, only
-        on the two smallest of each kind of GPU."""
+        the smallest of each kind of GPU."""
         taken: Counter[Gpu] = Counter()
         for gpu, tp in self.meshes:
             if self.has_many and taken[gpu] >= _FEW_SIZES:
