@@ -118,7 +118,26 @@ def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredMode
     if length > longest:
         message = f"{length} is more than the model's longest context, {longest}"
         raise source.error((*at, "max_model_len"), message)
+    _check_lengths(section, length, at, source)
     return ConfiguredModel(section, path, facts, length)
+
+
+def _check_lengths(section: ModelSection, longest: int, at: Location, source: _Source) -> None:
+    """Refuse mean lengths, where the file gives them, whose sum no request can have."""
+    lengths = ("prompt_tokens", "output_tokens")
+    given = [name for name in lengths if name in section.model_fields_set]
+    mean = section.prompt_tokens + section.output_tokens
+    if not given or mean <= longest:
+        return
+    demand = (
+        f"prompt_tokens {section.prompt_tokens:g} and output_tokens {section.output_tokens:g} "
+        f"are {mean:g} tokens a request on average"
+    )
+    if section.max_model_len is not None:
+        message = f"{longest} is too short for the demand: {demand}"
+        raise source.error((*at, "max_model_len"), message)
+    message = f"the model's longest context is {longest}, but {demand}"
+    raise source.error((*at, given[0]), message)
 
 
 def _known(name: str, at: Location, source: _Source) -> ModelFacts:

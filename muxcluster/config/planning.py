@@ -14,7 +14,12 @@ from muxcluster.placement.compat import CompatError
 from muxcluster.placement.cost import Profile
 from muxcluster.placement.execution import CannotRun, UnitPolicy, check_partition
 from muxcluster.placement.hardware import GIB, Gpu, cpu, gpu_named, local_cores, local_memory_bytes
-from muxcluster.placement.memory import DoesNotFit, block_bytes, sequence_blocks
+from muxcluster.placement.memory import (
+    DoesNotFit,
+    DoNotFitTogether,
+    block_bytes,
+    sequence_blocks,
+)
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import Method, place
 from muxcluster.placement.problem import Demand, Limits, Node, Problem
@@ -50,6 +55,8 @@ def refusals(config: Config) -> Iterator[None]:
     """Convert the planner's errors inside the block to errors that name the file and the key."""
     try:
         yield
+    except DoNotFitTogether as error:
+        raise InfeasiblePlan(f"{config.file}: models: {error}") from error
     except DoesNotFit as error:
         index = [model.name for model in config.models].index(error.model)
         raise InfeasiblePlan(f"{config.file}: models[{index}]: {error}") from error
@@ -162,12 +169,14 @@ def _node(section: NodeSection) -> Node:
 
 def _demand(model: ConfiguredModel, dtype: str) -> Demand:
     section = model.section
+    # defaults of a model with a short context; given lengths have been checked (config.load)
+    part = min(1.0, model.max_model_len / (section.prompt_tokens + section.output_tokens))
     return Demand(
         name=section.name,
         shape=model.facts.shape,
         rate=section.rate,
-        prompt_tokens=section.prompt_tokens,
-        output_tokens=section.output_tokens,
+        prompt_tokens=section.prompt_tokens * part,
+        output_tokens=section.output_tokens * part,
         max_model_len=model.max_model_len,
         max_seqs=section.max_seqs,
         itemsize=ITEMSIZE[dtype],

@@ -108,7 +108,7 @@ def _part(plan: Plan, unit: PlannedUnit, name: str) -> float:
 
 def _report(estimator: Estimator, unit: PlannedUnit, plan: Plan) -> UnitReport:
     problem = estimator.problem
-    node = _node(problem, unit)
+    node = node_of(problem, unit)
     offers = offers_of(problem, plan, unit)
     found = estimator.unit(node.gpu, unit.tp, offers)
     if found is None:
@@ -133,7 +133,8 @@ def _report(estimator: Estimator, unit: PlannedUnit, plan: Plan) -> UnitReport:
     )
 
 
-def _node(problem: Problem, unit: PlannedUnit) -> Node:
+def node_of(problem: Problem, unit: PlannedUnit) -> Node:
+    """Return the unit's node. Raises ValueError if the cluster has none of that name."""
     for node in problem.nodes:
         if node.name == unit.node:
             return node

@@ -21,10 +21,23 @@ class DoesNotFit(Exception):
     """
 
     def __init__(self, model: str, reason: str, missing_bytes: int | None = None) -> None:
-        missing = "" if missing_bytes is None else f" ({missing_bytes / GIB:.2f} GiB missing)"
-        super().__init__(f"{model} does not fit: {reason}{missing}")
+        super().__init__(f"{model} does not fit: {reason}{_missing_text(missing_bytes)}")
         self.model = model
+        self.reason = reason
         self.missing_bytes = missing_bytes
+
+
+class DoNotFitTogether(DoesNotFit):
+    """Each model fits alone, but the cluster has no place for all; `model` is one without."""
+
+    def __init__(self, num_models: int, model: str, reason: str, missing_bytes: int | None) -> None:
+        super().__init__(model, reason, missing_bytes)
+        together = f"{num_models} models do not fit together: {reason}"
+        self.args = (together + _missing_text(missing_bytes),)
+
+
+def _missing_text(missing_bytes: int | None) -> str:
+    return "" if missing_bytes is None else f" ({missing_bytes / GIB:.2f} GiB missing)"
 
 
 def check_split(demand: Demand, tp: int) -> None:
@@ -116,13 +129,14 @@ def kv_blocks(
     model's longest sequence is larger than the pool.
     """
     per_block = block_bytes(demands, limits)
-    usable = usable_bytes(gpu, tp, execution) - sum(weight_bytes(demand) for demand in demands)
-    usable -= recorded_bytes(gpu, tp, demands, execution)
-    usable -= max(activation_bytes(demand, limits) for demand in demands)
-    usable -= sum(table_bytes(demand, per_block) for demand in demands)
+    most = usable_bytes(gpu, tp, execution)
+    need = sum(weight_bytes(demand) + table_bytes(demand, per_block) for demand in demands)
+    need += recorded_bytes(gpu, tp, demands, execution)
+    need += max(activation_bytes(demand, limits) for demand in demands)
+    usable = most - need
     if usable < 0:
         largest = max(demands, key=weight_bytes)
-        raise DoesNotFit(largest.name, _weights_reason(gpu, tp, demands), -usable)
+        raise DoesNotFit(largest.name, _weights_reason(gpu, tp, demands, need, most), -usable)
     pool = usable if limits.kv_bytes is None else min(usable, limits.kv_bytes)
     for demand in demands:
         need = sequence_blocks(demand, demand.max_model_len, per_block) * per_block
@@ -131,10 +145,13 @@ def kv_blocks(
     return pool // per_block // tp * tp
 
 
-def _weights_reason(gpu: Gpu, tp: int, demands: Sequence[Demand]) -> str:
-    total = sum(weight_bytes(demand) for demand in demands) / GIB
-    usable = tp * gpu.memory_bytes * gpu.usable_share / GIB
-    return f"{total:.2f} GiB of weights and their buffers on {tp} x {gpu.name}, {usable:.2f} usable"
+def _weights_reason(gpu: Gpu, tp: int, demands: Sequence[Demand], need: int, usable: int) -> str:
+    weights = sum(weight_bytes(demand) for demand in demands)
+    whose = "" if len(demands) == 1 else f" of {len(demands)} models"
+    return (
+        f"{weights / GIB:.2f} GiB of weights{whose} and {(need - weights) / GIB:.2f} of buffers on "
+        f"{tp} x {gpu.name}, {usable / GIB:.2f} usable"
+    )
 
 
 def _sequence_reason(demand: Demand, pool: int, per_block: int) -> str:

@@ -1,5 +1,6 @@
 """`place`: from a problem to a plan, by the method asked for."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -46,8 +47,10 @@ def place(
     method: "greedy" is the search; "exact" proves it, or betters it, by set partition; "spatial"
     gives each model a mesh of its own, "memory-greedy" puts each where most memory is free, both
     for comparison; "compat" is the MuxServe planner's own objective and needs `curves`, the
-    published profile. time_limit_s: for proving only; the search has a budget of estimates
-    instead, so that the same problem gets the same plan. current: the plan in force, kept where a
+    published profile. time_limit_s: for proving; the search has a budget of estimates, so that the
+    same problem gets the same plan. Only where that takes longer than the limit (thousands of
+    models), the best layout found by then is taken; 0 proves nothing and never ends the search.
+    current: the plan in force, kept where a
     new one is not worth its moves (greedy and exact).
     Raises memory.DoesNotFit; compat.CompatError and OSError for "compat".
     """
@@ -84,7 +87,8 @@ def _solver(
 
 def _bounded(builder: UnitBuilder, *, current: Plan | None, time_limit_s: float) -> _Found:
     """Return the search's layout and an upper bound of any."""
-    found = _searched(builder, current)
+    end = time.perf_counter() + (time_limit_s or math.inf)
+    found = _searched(builder, current, end)
     bound = upper_bound(builder, time_limit_s, reached=value(found.units))
     return replace(found, bound=_at_least(bound, builder, found.units))
 
@@ -92,7 +96,8 @@ def _bounded(builder: UnitBuilder, *, current: Plan | None, time_limit_s: float)
 def _exact(builder: UnitBuilder, *, current: Plan | None, time_limit_s: float) -> _Found:
     """Improve the search's layout as far as columns and time allow; keep `current` if no
     improvement is worth its moves."""
-    found = _searched(builder, current)
+    end = time.perf_counter() + (time_limit_s or math.inf)
+    found = _searched(builder, current, end)
     units, bound = solve_exact(builder, found.units, time_limit_s)
     if current is not None:
         units = continued(builder, current, units, most_estimates=0)
@@ -100,9 +105,9 @@ def _exact(builder: UnitBuilder, *, current: Plan | None, time_limit_s: float) -
     return replace(found, units=units, bound=_at_least(bound, builder, units))
 
 
-def _searched(builder: UnitBuilder, current: Plan | None) -> _Found:
+def _searched(builder: UnitBuilder, current: Plan | None, end: float) -> _Found:
     nodes = builder.estimator.problem.nodes
-    units = search_monotone(builder, nodes, search)
+    units = search_monotone(builder, nodes, partial(search, end=end))
     if current is None:
         return _Found(units)
     units = continued(builder, current, units, most_estimates=effort(builder, units))

@@ -1,6 +1,7 @@
 """`muxcluster place` and the entry point around it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -137,15 +138,17 @@ def test_the_table_shows_load_limit_quota_and_slo(capsys, small) -> None:
     assert (code, err) == (0, "")
     plan = Plan.model_validate_json(call(capsys, "place", small(gpus=1, rate=0.5), "--json")[1])
     (unit,) = plan.units
-    assert f"{unit.id}  a: 0  1 x A100-80GB, tp 1  [" in out
+    assert f"{unit.id}  a: 0  1 x A100-80GB, tp 1  adbs on shared SMs  [" in out
     assert "all is served" in out
     for model in unit.models:
         (line,) = (line for line in out.splitlines() if line.startswith(f"  {model.name} "))
         assert f"{model.throughput:.2f} of " in line or model.name == "rare"
-        assert f"GiB, {model.quota_blocks} " in line
+        assert re.search(r"GiB, [\d,]+ ", line), "the quota in tokens"
         assert ("(+" in line) == (model.name == "chat"), "only chat has an SLO"
     assert f"{plan.throughput:.2f} of 1.55 req/s (100%)" in out
     assert "idle GPUs: none" in out
+    assert re.search(r"headroom: all rates can grow to [\d.]+ times these; then a-0 is first", out)
+    assert re.search(r"no plan has more than [\d.]+ req/s; this one has as much", out)
     assert "below their rate: none" in out
 
 
@@ -175,6 +178,69 @@ def test_a_check_leaves_standard_output_to_the_plan(capsys, small) -> None:
     assert code == 0
     Plan.model_validate_json(out)
     assert "simulated: " in err
+
+
+def test_the_lane_of_each_unit_and_what_keeps_its_batch_small(capsys, tmp_path) -> None:
+    path = tmp_path / "lanes.yaml"
+    path.write_text(
+        "models:\n"
+        "  - {name: a, shape: llama-2-7b, rate: 50, max_model_len: 2048, max_seqs: 8}\n"
+        "  - {name: b, shape: llama-2-13b, rate: 0.1, max_model_len: 2048}\n"
+        "cluster: {nodes: [{name: n, gpus: 1, gpu: A100-80GB}]}\n"
+    )
+    out = call(capsys, "place", str(path))[1]
+    assert "tp 1  mixed (can share SMs)  [" in out
+    assert "8 rows (max_seqs) of a" in out
+    assert "headroom: none; n-0 serves " in out
+    path.write_text(path.read_text().replace("gpus: 1", "gpus: 2"))
+    assert "tp 1  mixed  [" in call(capsys, "place", str(path), "--method", "spatial")[1]
+    path.write_text(path.read_text().replace("rate: 50", "rate: 0.1").replace("gpus: 2", "gpus: 1"))
+    assert "tp 1  adbs on shared SMs  [" in call(capsys, "place", str(path))[1]
+
+
+def test_idle_gpus_are_listed_with_the_reason(capsys, tmp_path) -> None:
+    path = tmp_path / "idle.yaml"
+    path.write_text(
+        "models: [{name: big, shape: llama-2-70b, rate: 1, max_model_len: 2048}]\n"
+        "cluster: {nodes: [{name: h, gpus: 3, gpu: H100}, {name: l, gpus: 2, gpu: L4}]}\n"
+    )
+    out = call(capsys, "place", str(path))[1]
+    assert "idle GPUs: h: 2: no model fits there; nearest is big: " in out
+    assert "idle GPUs: l: 0-1: no model fits there; nearest is big: " in out
+    out = call(capsys, "place", str(path), "--objective", "fewest-gpus")[1]
+    assert "idle GPUs: h: 2: the objective asks for the fewest GPUs" in out
+
+
+@pytest.mark.parametrize(
+    ("models", "nodes", "says"),
+    [
+        (  # no GPUs are missing: it is the heads
+            "[{name: a, shape: phi-4, dtype: float32, max_model_len: 2048}]",
+            "{gpus: 4, gpu: L4}",
+            r"models\[0\]: a does not fit: 54.61 GiB of weights and .* of buffers on 2 x L4, 36.60 "
+            r"usable; 40 heads and 10 KV heads cannot be split over 4 GPUs \(.* GiB missing\)",
+        ),
+        (  # each model fits alone: it is the cluster
+            "[{name: a, shape: llama-2-13b}, {name: b, shape: llama-2-13b},"
+            " {name: c, shape: llama-2-13b}]",
+            "{gpus: 1, gpu: A100-80GB}",
+            r"models: 3 models do not fit together: 7\d.* GiB of weights and tables alone on "
+            r"1 GPU\(s\), 69.69 usable \(.* GiB missing\)",
+        ),
+        (  # memory is enough, but all GPUs are taken and the other model's heads cannot be split
+            "[{name: a, shape: falcon-40b, max_model_len: 1024},"
+            " {name: b, shape: qwen2.5-1.5b, max_model_len: 1024}]",
+            "{gpus: 8, gpu: L4}",
+            "models: 2 models do not fit together: .* leave no GPUs for b, and none of 1 takes it "
+            "too: 12 heads and 2 KV heads cannot be split over 8 GPUs",
+        ),
+    ],
+)
+def test_a_refusal_has_the_true_reason(capsys, tmp_path, models, nodes, says) -> None:
+    path = tmp_path / "short.yaml"
+    path.write_text(f"models: {models}\ncluster: {{nodes: [{nodes.replace('{', '{name: n, ')}]}}\n")
+    err = refusal(capsys, "place", str(path))
+    assert re.search(says, err), err
 
 
 def test_a_table_that_is_piped_is_not_cut(capsys, small, monkeypatch) -> None:

@@ -75,7 +75,7 @@ def test_the_table_says_whose_numbers_they_are(capsys, config, curves) -> None:
     )
     assert code == 0
     assert "load and latencies by our estimator" in out
-    assert "no plan is better" in out
+    assert "this one has as much" in out
 
 
 def test_another_profile_or_model_is_refused(capsys, config, curves, tmp_path) -> None:

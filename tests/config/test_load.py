@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from muxcluster.config import load_config
-from muxcluster.config.planning import nodes_of
+from muxcluster.config.planning import nodes_of, problem
 from muxcluster.core.errors import ConfigError, LoadError
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.shapes.known import SHAPES
@@ -148,3 +148,28 @@ def test_a_corrupt_config_json_is_named(write, model_directory) -> None:
     (directory / "config.json").write_text("{}")
     with pytest.raises(LoadError, match="hidden_size"):
         load_config(write(GOOD))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "key", "says"),
+    [
+        ("max_model_len: 400, prompt_tokens: 300", "max_model_len", "400 is too short"),
+        ("max_model_len: 400, output_tokens: 390", "max_model_len", "551 tokens a request"),
+        ("prompt_tokens: 3000, output_tokens: 1097", "prompt_tokens", "longest context is 4096"),
+        ("output_tokens: 4000", "output_tokens", "output_tokens 4000 are 4161 tokens"),
+    ],
+)
+def test_a_demand_longer_than_max_model_len_is_refused_with_both_numbers(
+    write, lengths, key, says
+) -> None:
+    error = refusal(write, f"models:\n  - {{name: a, shape: llama-2-7b, {lengths}}}\n")
+    assert error.key == f"models[0].{key}"
+    assert says in str(error)
+    assert error.line == 2
+
+
+def test_default_lengths_are_cut_to_a_short_max_model_len(write) -> None:
+    config = load_config(write("models:\n  - {name: a, shape: llama-2-7b, max_model_len: 100}\n"))
+    (demand,) = problem(config, nodes_of(config)).demands
+    assert demand.prompt_tokens + demand.output_tokens == pytest.approx(100)
+    assert demand.prompt_tokens / demand.output_tokens == pytest.approx(161 / 338)

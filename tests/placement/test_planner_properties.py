@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from muxcluster.placement.assess import assess
 from muxcluster.placement.hardware import GIB, GPUS, cpu
+from muxcluster.placement.headroom import headroom
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Node, Problem
@@ -173,7 +174,7 @@ def test_the_assessment_agrees_with_the_plan(demands, hardware) -> None:
 
 def test_too_little_memory_for_all_names_a_model_and_gigabytes() -> None:
     crowd = tuple(demand(f"m{i}", "llama-2-13b") for i in range(4))
-    with pytest.raises(DoesNotFit, match=r"m\d does not fit: .*GiB missing") as caught:
+    with pytest.raises(DoesNotFit, match="4 models do not fit together: .*GiB missing") as caught:
         place(Problem(crowd, (Node("a", 1, GPUS["A100-80GB"]),)))
     assert 0 < caught.value.missing_bytes < 80 * GIB
 
@@ -208,6 +209,11 @@ def test_memory_for_all_is_found_though_only_the_densest_packing_has_it() -> Non
     assert violations(place(problem), problem) == []
 
 
-def test_more_gpus_than_models_are_used() -> None:
-    plan = place(Problem((demand("a", rate=1.0),), (Node("a", 8, GPUS["L40S"]),)))
-    assert sum(unit.tp for unit in plan.units) == 8
+def test_more_gpus_than_models_are_used_while_that_gains_headroom() -> None:
+    node = Node("a", 8, GPUS["L40S"])
+    busy = place(Problem((demand("a", rate=10.0),), (node,)))
+    assert sum(unit.tp for unit in busy.units) == 8
+    easy = Problem((demand("a", rate=1.0),), (node,))
+    plan = place(easy)
+    assert 1 < sum(unit.tp for unit in plan.units) < 8
+    assert headroom(easy, plan).factor > 10

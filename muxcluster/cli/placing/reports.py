@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from muxcluster.placement.assess import UnitReport, assess
-from muxcluster.placement.memory import block_bytes
-from muxcluster.placement.plan import Plan, PlannedUnit
+from muxcluster.placement.headroom import Headroom, headroom
+from muxcluster.placement.idle import IdleGpus, idle_gpus
+from muxcluster.placement.memory import block_bytes, columns_of
+from muxcluster.placement.plan import Plan, PlannedModel, PlannedUnit
 from muxcluster.placement.problem import Demand, Problem
 
 
@@ -50,14 +52,25 @@ class Judged:
         demands = [self.demands[model.name] for model in unit.models]
         return block_bytes(demands, self.problem.limits)
 
-    def idle(self) -> Mapping[str, tuple[int, ...]]:
+    def tokens(self, unit: PlannedUnit, model: PlannedModel) -> int:
+        """Return the tokens that the model's quota holds, in whole blocks of every layer."""
+        column = columns_of(self.demands[model.name], self.block_bytes(unit))
+        return model.quota_blocks // column.num_blocks(1) * column.tokens
+
+    @cached_property
+    def headroom(self) -> Headroom | None:
+        """None if our estimator does not judge all units, or did not choose them."""
+        if self.plan.method == "compat":
+            return None
+        try:
+            return headroom(self.problem, self.plan)
+        except ValueError:
+            return None
+
+    @cached_property
+    def idle(self) -> tuple[IdleGpus, ...]:
         """Unused GPUs by node; nodes without any are left out."""
-        taken = {(unit.node, gpu) for unit in self.plan.units for gpu in unit.gpus}
-        idle = {
-            node.name: tuple(gpu for gpu in range(node.num_gpus) if (node.name, gpu) not in taken)
-            for node in self.problem.nodes
-        }
-        return {name: gpus for name, gpus in idle.items() if gpus}
+        return idle_gpus(self.problem, self.plan, self.headroom)
 
     def _alone(self, unit: PlannedUnit) -> UnitReport | None:
         try:

@@ -24,7 +24,7 @@ HEADINGS = (
     "prefill SM",
     "decode SM",
     "batch / most",
-    "KV quota, blocks",
+    "KV quota, tokens",
     "TTFT p50, p95 (to SLO)",
     "TPOT p50, p95 (to SLO)",
 )
@@ -68,6 +68,7 @@ def _unit_line(judged: Judged, unit: PlannedUnit) -> Text:
     line.append(unit.id, style="bold cyan")
     line.append(f"  {unit.node}: {gpus_text(unit.gpus)}  ")
     line.append(f"{len(unit.gpus)} x {judged.gpu_name(unit)}, tp {unit.tp}  ")
+    line.append(f"{_lane_text(unit)}  ")
     if report is None:
         line.append("(not judged: our estimator counts more memory)", style="yellow")
         return line
@@ -76,6 +77,16 @@ def _unit_line(judged: Judged, unit: PlannedUnit) -> Text:
     line.append(f"  {_limit(judged, report)}; weights {gib_text(report.weight_bytes)}")
     line.append(f", KV {gib_text(report.kv_bytes)} of {gib_text(report.memory_bytes)}")
     return line
+
+
+def _lane_text(unit: PlannedUnit) -> str:
+    """Say how the unit runs its jobs; on which shares stands beside its models."""
+    if unit.execution is None:
+        return "lane by default"
+    can_share = len(unit.execution.workers) > 1
+    if can_share and all(model.prefill_sm == 1 for model in unit.models):
+        return "mixed (can share SMs)"
+    return f"{unit.execution.lane} on shared SMs" if can_share else unit.execution.lane
 
 
 def _limit(judged: Judged, report: UnitReport) -> str:
@@ -87,14 +98,13 @@ def _limit(judged: Judged, report: UnitReport) -> str:
 def _rows(judged: Judged, unit: PlannedUnit) -> list[list[_Cell]]:
     report = judged.reports.get(unit.id)
     expected = {} if report is None else {model.name: model for model in report.models}
-    block_bytes = judged.block_bytes(unit)
-    return [_row(judged, model, expected.get(model.name), block_bytes) for model in unit.models]
+    return [_row(judged, unit, model, expected.get(model.name)) for model in unit.models]
 
 
 def _row(
-    judged: Judged, model: PlannedModel, expected: ModelReport | None, block_bytes: int
+    judged: Judged, unit: PlannedUnit, model: PlannedModel, expected: ModelReport | None
 ) -> list[_Cell]:
-    quota = gib_text(model.quota_blocks * block_bytes)
+    quota = gib_text(model.quota_blocks * judged.block_bytes(unit))
     most = _UNKNOWN if expected is None else str(expected.max_batch)
     return [
         _Cell(model.name),
@@ -102,7 +112,7 @@ def _row(
         _Cell(percent_text(model.prefill_sm)),
         _Cell(percent_text(model.decode_sm)),
         _Cell(f"{model.batch:.1f} / {most}"),
-        _Cell(f"{quota}, {model.quota_blocks}"),
+        _Cell(f"{quota}, {judged.tokens(unit, model):,}"),
         *_late_cells(expected),
     ]
 

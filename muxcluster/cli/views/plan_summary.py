@@ -6,9 +6,15 @@ from rich.text import Text
 
 from muxcluster.cli.placing.reports import Judged
 from muxcluster.cli.views.words import gpus_text, percent_text, rate_text, seconds_text
+from muxcluster.placement.headroom import Headroom
 
 _MOST_NAMED = 8
 _SAME = 1e-6
+_UNITS_OF_SCORE = {
+    "throughput": "req/s",
+    "weighted": "req/s times weight",
+    "goodput": "req/s within the SLO",
+}
 
 
 def summary_lines(judged: Judged) -> Iterator[Text]:
@@ -23,8 +29,12 @@ def summary_lines(judged: Judged) -> Iterator[Text]:
         style="bold",
     )
     yield Text(gap_text(judged))
-    idle = "; ".join(f"{node}: {gpus_text(gpus)}" for node, gpus in judged.idle().items())
-    yield Text(f"idle GPUs: {idle or 'none'}")
+    if judged.headroom is not None:
+        yield Text(f"headroom: {_headroom_text(judged.headroom)}")
+    for each in judged.idle:
+        yield Text(f"idle GPUs: {each.node}: {gpus_text(each.gpus)}: {each.reason}")
+    if not judged.idle:
+        yield Text("idle GPUs: none")
     short = [
         f"{name} ({rate_text(served)} of {rate_text(judged.demands[name].rate)})"
         for name, served in judged.served.items()
@@ -49,14 +59,27 @@ def _late(judged: Judged) -> list[str]:
 
 
 def gap_text(judged: Judged) -> str:
-    """Say how far the score can be from the best plan at most."""
+    """Say what the bound limits, and how far from it the plan can be at most."""
     plan = judged.plan
     if plan.bound is None:
         return f"bound: none for objective {plan.objective} with method {plan.method}"
+    unit = _UNITS_OF_SCORE.get(plan.objective, plan.objective)
+    most = f"bound: by the same estimates no plan has more than {plan.bound:.6g} {unit}"
     if plan.bound <= plan.score * (1 + _SAME):
-        return f"bound {plan.bound:.6g}: proven, no plan is better"
+        return f"{most}; this one has as much"
     gap = max(1e-4, 1 - plan.score / plan.bound)
-    return f"bound {plan.bound:.6g}: at most {gap:.2%} below the best possible plan"
+    return f"{most}; this one is at most {gap:.2%} below the best"
+
+
+def _headroom_text(least: Headroom) -> str:
+    if least.factor < 1:
+        return (
+            f"none; {least.unit} serves {percent_text(least.factor)} of its rates ({least.limit})"
+        )
+    return (
+        f"all rates can grow to {least.factor:.3g} times these; then {least.unit} is first to be "
+        f"short ({least.limit})"
+    )
 
 
 def _listing(what: str, names: Sequence[str]) -> Text:

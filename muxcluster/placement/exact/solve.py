@@ -12,14 +12,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from muxcluster.placement.exact.columns import Pool
-from muxcluster.placement.exact.modes import Detail, modes_of
 from muxcluster.placement.exact.partition import Partition
 from muxcluster.placement.exact.pieces import Split, splits_of
 from muxcluster.placement.exact.relaxation import upper_bound
-from muxcluster.placement.hardware import GIB
-from muxcluster.placement.memory import DoesNotFit, usable_bytes, weight_bytes
+from muxcluster.placement.memory import DoesNotFit, DoNotFitTogether, weight_bytes
 from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, merit, value
-from muxcluster.placement.search.refusals import first_refusal
+from muxcluster.placement.search.refusals import cluster_shortage, first_refusal
 
 _MOST_COLUMNS = 40_000
 # Columns with few models, if all are far too many; pricing finds the others.
@@ -44,7 +42,7 @@ def solve_exact(
     best = list(start)
     if not best or value(best) < bound * (1 - _CLOSE):
         better = _partitioned(builder, start, end)
-        if better and (not best or merit(better) > merit(best)):
+        if better and (not best or builder.rank(better) > builder.rank(best)):
             best = better
     if not best:
         raise _unplaceable(builder)
@@ -107,21 +105,12 @@ def _part_of(end: float, part: float) -> float:
 
 
 def _unplaceable(builder: UnitBuilder) -> DoesNotFit:
-    """Name a model that no mesh holds, or the one with the largest weights and the memory that all
-    lack."""
+    """Name a model that no mesh holds, or the memory that all lack together."""
     demands = builder.estimator.problem.demands
-    least = []
     for index in range(len(demands)):
-        sizes = [
-            modes.static_bytes
-            for gpu, tp in builder.meshes
-            if (modes := modes_of(builder.estimator, index, gpu, tp, Detail())) is not None
-        ]
-        if not sizes:
+        if all(builder.unit(gpu, tp, [(index, 1.0)]) is None for gpu, tp in builder.meshes):
             return first_refusal(builder, index)
-        least.append(min(sizes))
-    usable = sum(usable_bytes(kind.gpu, 1) * kind.num_gpus for kind in builder.kinds.values())
-    missing = sum(least) - usable
-    largest = max(demands, key=weight_bytes)
-    reason = f"{len(demands)} models on {usable / GIB:.0f} GiB of usable GPU memory"
-    return DoesNotFit(largest.name, reason, missing if missing > 0 else None)
+    largest = max(range(len(demands)), key=lambda index: weight_bytes(demands[index]))
+    reason = "no division among the meshes was found"
+    without = DoNotFitTogether(len(demands), demands[largest].name, reason, None)
+    return cluster_shortage(builder, largest) or without

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from muxcluster.placement.execution import planned
+from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.plan import PlannedModel, PlannedUnit
 from muxcluster.placement.problem import Node, Problem
 from muxcluster.placement.search.layout import PlacedUnit
@@ -58,8 +59,9 @@ def _with_gpus(
         else:
             meshes.append(_PlacedMesh(nodes[old.node], old.gpus[0], unit))
             _take(free[old.node], meshes[-1])
+    starts: dict[tuple[Gpu, int], int] = {}
     for unit in sorted(others, key=lambda unit: (-unit.tp, unit.offers)):
-        mesh = _first_free(problem, free, unit)
+        mesh = _first_free(problem, free, unit, starts)
         if mesh is None:
             return None
         meshes.append(mesh)
@@ -78,13 +80,19 @@ def _take(free: list[bool], mesh: _PlacedMesh) -> None:
 
 
 def _first_free(
-    problem: Problem, free: Mapping[str, Sequence[bool]], unit: PlacedUnit
+    problem: Problem,
+    free: Mapping[str, Sequence[bool]],
+    unit: PlacedUnit,
+    starts: dict[tuple[Gpu, int], int],
 ) -> _PlacedMesh | None:
-    for node in problem.nodes:
+    """starts: by kind and size of mesh, the first node that may have room for one; updated."""
+    for position in range(starts.get((unit.gpu, unit.tp), 0), len(problem.nodes)):
+        node = problem.nodes[position]
         if node.gpu != unit.gpu:
             continue
         for first in range(0, node.num_gpus - unit.tp + 1, unit.tp):
             if all(free[node.name][first : first + unit.tp]):
+                starts[unit.gpu, unit.tp] = position
                 return _PlacedMesh(node, first, unit)
     return None
 

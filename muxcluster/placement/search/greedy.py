@@ -5,17 +5,21 @@ under a price per GPU, so that symmetric groups are never evaluated twice and re
 same step.
 """
 
+import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
+from heapq import nlargest
 
 from muxcluster.placement.estimator import Offer
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.search.draft import Draft
-from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
+from muxcluster.placement.search.layout import EASY, PlacedUnit, UnitBuilder
 
 # Most units that a model is tried on: those with most room by a cheap estimate.
 _MOST_JOINED = 12
+_FEWEST_JOINED = 3  # the same, for thousands of models
+_FOR_REPLICA = 0.75  # part of its gain that a replica counts with, beside moves of whole models
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,33 +52,28 @@ def cover(draft: Draft, pieces: Sequence[Offer], price: float) -> int | None:
 
 
 def _joined(draft: Draft, index: int, rate: float) -> Iterable[_Option]:
-    positions: Iterable[int] = range(len(draft.units))
-    if len(draft.units) > _MOST_JOINED:
-        positions = nsmallest(_MOST_JOINED, positions, key=draft.crowding.__getitem__)
-    for position in positions:
+    for position in draft.roomiest(_FEWEST_JOINED if draft.builder.has_many else _MOST_JOINED):
         old = draft.units[position]
         offers = [offer for offer in old.offers if offer[0] != index]
         offers.append((index, rate + old.rate_of(index)))
         unit = draft.builder.unit(old.gpu, old.tp, offers)
         if unit is not None:
-            yield _Option(unit, position, unit.merit - old.merit)
+            yield _Option(unit, position, draft.builder.gain([unit], [old]))
 
 
 def _opened(draft: Draft, index: int, rate: float, price: float) -> Iterable[_Option]:
-    for gpu, tp in draft.builder.meshes:
-        if not draft.room.fits(gpu, tp):
-            continue
-        unit = draft.builder.unit(gpu, tp, [(index, rate)])
-        if unit is not None:
-            yield _Option(unit, None, unit.merit - price * tp)
+    for unit in draft.builder.opened(index, rate):
+        if draft.room.fits(unit.gpu, unit.tp):
+            yield _Option(unit, None, draft.builder.gain([unit], []) - price * unit.tp)
 
 
-def spend(draft: Draft) -> None:
+def spend(draft: Draft, end: float = math.inf) -> None:
     """Use idle GPUs while that helps: a replica of some model, or a larger mesh for a unit.
 
-    Each step takes the change with most gain per GPU.
+    Each step takes the change with most gain per GPU; none is begun after `end`, a moment of
+    time.perf_counter.
     """
-    while True:
+    while time.perf_counter() <= end:
         sizes = [mesh for mesh in draft.builder.meshes if draft.room.fits(*mesh)]
         if not sizes:
             return
@@ -83,7 +82,7 @@ def spend(draft: Draft) -> None:
             for rate_per_gpu, new in _relief(draft, position, sizes):
                 if best is None or rate_per_gpu > best[0]:
                     best = (rate_per_gpu, position, new)
-        if best is None or best[0] <= 1e-12:
+        if best is None or best[0] <= 0:
             return
         _, position, (changed, *opened) = best
         draft.replace(position, changed)
@@ -92,13 +91,13 @@ def spend(draft: Draft) -> None:
 
 
 def _wanting(units: Sequence[PlacedUnit]) -> list[int]:
-    """Return the units that idle GPUs could help most: offered rate times load."""
+    """Return the units that idle GPUs could help most: those that miss most of the objective, then
+    the fullest."""
 
-    def need(position: int) -> float:
-        unit = units[position]
-        return unit.estimate.load * sum(rate for _, rate in unit.offers)
+    def need(position: int) -> tuple[float, float]:
+        return units[position].missed, units[position].strain
 
-    return sorted(range(len(units)), key=need, reverse=True)[:_MOST_JOINED]
+    return nlargest(_MOST_JOINED, range(len(units)), key=need)
 
 
 def _relief(
@@ -109,17 +108,22 @@ def _relief(
     unit, builder = draft.units[position], draft.builder
     for gpu, tp in sizes:
         for new in replicas(builder, unit, gpu, tp):
-            yield (sum(each.merit for each in new) - unit.merit) / tp, new
+            more = sum(len(each.offers) for each in new) > len(unit.offers)
+            gain = builder.gain(new, [unit])
+            yield gain * (_FOR_REPLICA if more else 1.0) / tp, new
     if draft.can_grow(unit):
         grown = builder.unit(unit.gpu, 2 * unit.tp, unit.offers)
         if grown is not None:
-            yield (grown.merit - unit.merit) / unit.tp, (grown,)
+            yield builder.gain([grown], [unit]) / unit.tp, (grown,)
 
 
 def replicas(
     builder: UnitBuilder, unit: PlacedUnit, gpu: Gpu, tp: int
 ) -> Iterable[tuple[PlacedUnit, ...]]:
-    """Yield (the relieved unit, a new unit) for each model of `unit` and parts of its rate."""
+    """Yield (the relieved unit, a new unit) for each model of `unit` and parts of its rate.
+
+    A unit with little strain gives models away whole or not at all.
+    """
     for index, rate in unit.offers:
         whole = builder.unit(gpu, tp, [(index, rate)])
         if whole is None:
@@ -129,6 +133,8 @@ def replicas(
             rest = builder.unit(unit.gpu, unit.tp, others)
             if rest is not None:
                 yield rest, whole
+        if unit.strain <= EASY:
+            continue
         for part in _parts(unit, whole, rate):
             new = builder.unit(gpu, tp, [(index, part)])
             left = builder.unit(unit.gpu, unit.tp, [*others, (index, rate - part)])

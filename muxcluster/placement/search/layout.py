@@ -1,18 +1,32 @@
-"""A layout: units on meshes, with its merit."""
+"""A layout: units on meshes, with its merit and its rank among layouts."""
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from muxcluster.placement.estimator import Estimator, Offer, UnitEstimate
 from muxcluster.placement.hardware import Gpu
+from muxcluster.placement.headroom import strain
 from muxcluster.placement.search.gpus import Kind
 
-# Extra worth of a request/s on an idle unit over one on a full unit, relative to serving it: a
-# tie-breaker between plans of (nearly) equal value.
-_HEADROOM = 1e-4
-_WORST_LOAD = 100.0
+# Part of the demand's worth that a full GPU per model costs: a tie-breaker between layouts of
+# (nearly) equal value.
+_STRAIN = 1e-4
+# Strain up to which units need no relief: replicas of a model that 20 times its rate would not fill
+# only take memory and time to load.
+EASY = 0.05
+_POWER = 4  # of a unit's strain: the higher, the more the fullest unit alone decides
+# How much more a unit's strain counts for each further model on it, and for each model of which it
+# has only a part of the rate.
+_NEIGHBOUR = 0.05
+_REPLICA = 0.25
+_MANY_MODELS = 2000  # more than that are placed with few alternatives each
+_FEW_SIZES = 1
 _UNMET_PER_GPU = 0.001  # fewest-gpus: unmet share of a model's rate that is worth a GPU
+_SAME_OBJECTIVE = 1e-6  # of the demand's worth: less is no difference
+_SAME_STRAIN = 0.01  # of a unit; above 1, relative
+_SAME_EASE = 1e-6  # relative
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +37,50 @@ class PlacedUnit:
     tp: int
     offers: tuple[Offer, ...]
     estimate: UnitEstimate
-    merit: float
+    goal: float  # its part of the objective
+    strain: float  # 1 / headroom (placement.headroom)
+    effort: float  # cost of its strain, before its weight against the goal
+    merit: float  # goal less the weighted effort
+    missed: float  # requests/s that are offered and not served
 
     @property
     def crowding(self) -> float:
-        """Cheap estimate of how little room is left: load, then KV blocks."""
-        return self.estimate.load - 1e-12 * self.estimate.kv_blocks
+        """Cheap estimate of how little room is left: strain, then KV blocks."""
+        return self.strain - 1e-12 * self.estimate.kv_blocks
 
     def rate_of(self, index: int) -> float:
         """Requests/s of a model offered here, else 0."""
         return next((rate for each, rate in self.offers if each == index), 0.0)
 
 
+def _effort(tp: int, estimate: UnitEstimate, strained: float) -> float:
+    """Return the cost of a unit's strain.
+
+    Above EASY it is convex, so that the fullest units are relieved first. It is per GPU, so that a
+    wider mesh must gain as much as other uses of its GPUs would; and higher for models that share
+    the unit or have replicas, so that they do so where that gains something.
+    """
+    parts = sum(each.rate < each.cost.demand.rate * (1 - _SAME_EASE) for each in estimate.tenants)
+    neighbours = len(estimate.tenants) - 1
+    if strained <= EASY:
+        full = strained * EASY ** (_POWER - 1)
+    elif strained <= 1:
+        full = strained**_POWER
+    else:
+        full = 1 + _POWER * math.log(strained)
+    whole = tp * full * (1 + _NEIGHBOUR * neighbours + _REPLICA * parts)
+    return whole + EASY**_POWER * (neighbours + parts) / 2
+
+
+# (objective, headroom, ease) of a layout, greater where it is better; the first two are rounded
+Rank = tuple[int, int, float]
+
+
 class UnitBuilder:
     """Builds units for one problem and computes what they add to the merit.
 
-    meshes: every kind and size of mesh that the nodes have, small ones of a kind first.
+    meshes: every kind and size of mesh that the nodes have, small ones of a kind first. Units are
+    memoised; builders of parts of a cluster share them. has_many: thousands of models.
     """
 
     def __init__(self, estimator: Estimator, kinds: Sequence[Kind]) -> None:
@@ -46,26 +88,83 @@ class UnitBuilder:
         self.kinds = {kind.gpu: kind for kind in kinds}
         self.meshes = tuple((kind.gpu, tp) for kind in kinds for tp in sorted(kind.slots))
         demands = estimator.problem.demands
-        self._total_rate = sum(each.rate for each in demands)
         self.total_worth = sum(
             each.rate * each.worth(estimator.problem.objective) for each in demands
         )
+        is_counted = estimator.problem.objective == "fewest-gpus"
+        # in units of the objective: cost of a full GPU, least difference that counts
+        self.strain_cost = _STRAIN * (1.0 if is_counted else self.total_worth / len(demands))
+        most = 1 / _UNMET_PER_GPU if is_counted else self.total_worth
+        self._least_goal = _SAME_OBJECTIVE * most
+        self.has_many = len(demands) > _MANY_MODELS
+        self._rounding = 1e-6 * self._least_goal
+        self._units: dict[tuple[Gpu, int, tuple[Offer, ...]], PlacedUnit | None] = {}
+
+    def within(self, kinds: Sequence[Kind]) -> "UnitBuilder":
+        """Return a builder for a part of the cluster."""
+        part = UnitBuilder(self.estimator, kinds)
+        part._units = self._units
+        return part
 
     def unit(self, gpu: Gpu, tp: int, offers: Iterable[Offer]) -> PlacedUnit | None:
         """Build a unit; None if the models do not fit."""
-        ordered = tuple(sorted(offers))
-        estimate = self.estimator.unit(gpu, tp, ordered)
+        key = (gpu, tp, tuple(sorted(offers)))
+        if key not in self._units:
+            self._units[key] = self._built(*key)
+        return self._units[key]
+
+    def _built(self, gpu: Gpu, tp: int, offers: tuple[Offer, ...]) -> PlacedUnit | None:
+        estimate = self.estimator.unit(gpu, tp, offers)
         if estimate is None:
             return None
-        return PlacedUnit(gpu, tp, ordered, estimate, self._merit(tp, ordered, estimate))
-
-    def _merit(self, tp: int, offers: Iterable[Offer], estimate: UnitEstimate) -> float:
-        """Return what the search maximises: the objective, then headroom."""
-        offered = sum(rate for _, rate in offers)
-        headroom = -_HEADROOM * offered * min(estimate.load, _WORST_LOAD)
+        goal = estimate.value
         if self.estimator.problem.objective == "fewest-gpus":
-            return estimate.value / _UNMET_PER_GPU - tp + headroom / self._total_rate
-        return estimate.value + headroom
+            goal = estimate.value / _UNMET_PER_GPU - tp
+        strained = strain(estimate)
+        effort = _effort(tp, estimate, strained)
+        merit = goal - self.strain_cost * effort
+        missed = round(sum(rate for _, rate in offers) - estimate.throughput, 9)
+        return PlacedUnit(gpu, tp, offers, estimate, goal, strained, effort, merit, missed)
+
+    def need(self, index: int) -> float:
+        """Return the GPUs that would serve a model's whole rate, on the mesh that needs the fewest;
+        infinite if no mesh takes it."""
+        units = self.opened(index, self.estimator.problem.demands[index].rate)
+        return min((unit.tp * unit.estimate.load for unit in units), default=math.inf)
+
+    def least_bytes(self, index: int) -> int:
+        """Return the weights and tables of a model that some mesh takes, where they are least."""
+        units = self.opened(index, self.estimator.problem.demands[index].rate)
+        return min(unit.estimate.tenants[0].cost.static_bytes for unit in units)
+
+    def opened(self, index: int, rate: float) -> Iterator[PlacedUnit]:
+        """Yield units with this model alone, one for each mesh that takes it; of many models, only
+        the smallest of each kind of GPU."""
+        taken: Counter[Gpu] = Counter()
+        for gpu, tp in self.meshes:
+            if self.has_many and taken[gpu] >= _FEW_SIZES:
+                continue
+            unit = self.unit(gpu, tp, [(index, rate)])
+            if unit is not None:
+                taken[gpu] += 1
+                yield unit
+
+    def rank(self, units: Sequence[PlacedUnit]) -> Rank:
+        """Return what decides between layouts: the objective, then the strain of the fullest unit,
+        then the effort of all."""
+        fullest = max((unit.strain for unit in units), default=0.0)
+        return (
+            round(sum(unit.goal for unit in units) / self._least_goal),
+            -round((fullest if fullest <= 1 else 1 + math.log(fullest)) / _SAME_STRAIN),
+            -sum(unit.effort for unit in units),
+        )
+
+    def gain(self, new: Sequence[PlacedUnit], old: Sequence[PlacedUnit]) -> float:
+        """Return the merit that `new` units have more than `old` ones; differences of the objective
+        that are rounding count as none."""
+        goal = sum(unit.goal for unit in new) - sum(unit.goal for unit in old)
+        effort = sum(unit.effort for unit in new) - sum(unit.effort for unit in old)
+        return (goal if abs(goal) > self._rounding else 0.0) - self.strain_cost * effort
 
     def room(self, units: Iterable[PlacedUnit]) -> "Room":
         """Count the meshes of `units`."""
@@ -106,8 +205,13 @@ class Room:
 
 
 def merit(units: Iterable[PlacedUnit]) -> float:
-    """Return the merit of a layout, which the search maximises."""
+    """Return the merit of a layout, which single steps of the search raise."""
     return sum(unit.merit for unit in units)
+
+
+def is_better(rank: Rank, than: Rank) -> bool:
+    """Return whether a layout of `rank` is better than one of `than`, beyond rounding."""
+    return rank[:2] > than[:2] or (rank[:2] == than[:2] and rank[2] > than[2] * (1 - _SAME_EASE))
 
 
 def value(units: Iterable[PlacedUnit]) -> float:

@@ -1,5 +1,7 @@
 """Orders in which the search places models."""
 
+import math
+
 from muxcluster.placement.memory import weight_bytes
 from muxcluster.placement.search.layout import UnitBuilder
 from muxcluster.placement.search.refusals import first_refusal
@@ -16,15 +18,8 @@ def by_need(builder: UnitBuilder) -> list[int]:
 
     Raises DoesNotFit if no mesh takes one of them.
     """
-    needs = [_need(builder, index) for index in range(len(builder.estimator.problem.demands))]
+    needs = [builder.need(index) for index in range(len(builder.estimator.problem.demands))]
+    for index, need in enumerate(needs):
+        if math.isinf(need):
+            raise first_refusal(builder, index)
     return sorted(range(len(needs)), key=lambda index: needs[index], reverse=True)
-
-
-def _need(builder: UnitBuilder, index: int) -> float:
-    """Return the GPUs that would serve a model's whole rate, on the mesh that needs the fewest."""
-    rate = builder.estimator.problem.demands[index].rate
-    alone = [builder.unit(gpu, tp, [(index, rate)]) for gpu, tp in builder.meshes]
-    needs = [unit.tp * unit.estimate.load for unit in alone if unit is not None]
-    if not needs:
-        raise first_refusal(builder, index)
-    return min(needs)

@@ -13,6 +13,10 @@ from muxcluster.placement.search.improve import improve, mean_price
 from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, merit
 
 HYSTERESIS = 0.02  # share of the merit that another layout must gain before models move
+# Or, at no less of the objective, the factor by which its headroom must be greater; headroom beyond
+# ENOUGH counts as ENOUGH, as no model should move for what nobody asks for.
+HEADROOM_HYSTERESIS = 1.25
+ENOUGH = 2.0
 LOAD_BYTES_PER_S = 2e9  # assumed rate of loading weights from disk or network into a GPU
 HORIZON_S = 1800.0  # assumed life of a plan, over which the losses of its moves are spread
 
@@ -30,19 +34,38 @@ def continued(
 ) -> list[PlacedUnit]:
     """Return the repaired layout of `current`, that layout improved, or `fresh`.
 
-    The one with the greatest merit less its moves is taken; the latter two must also beat the first
-    by HYSTERESIS.
+    The latter two must beat the first by HYSTERESIS or HEADROOM_HYSTERESIS; of several, the one
+    with the greatest merit less its moves is taken.
     """
     kept = kept_units(builder, current)
     mended = _repaired(builder, kept)
     if mended is None:
         return list(fresh)
     improved = improve(builder, mended, most_estimates=most_estimates)
+    worthy = [
+        (merit(each) - _move_cost(builder, kept, each), each)
+        for each in (improved, list(fresh))
+        if _is_worth_moves(builder, kept, mended, each)
+    ]
+    return max(worthy, key=lambda option: option[0])[1] if worthy else mended
+
+
+def _is_worth_moves(
+    builder: UnitBuilder,
+    kept: Sequence[Kept],
+    mended: Sequence[PlacedUnit],
+    other: Sequence[PlacedUnit],
+) -> bool:
     least = merit(mended) + HYSTERESIS * abs(merit(mended))
-    options = [improved, list(fresh)]
-    worth = [merit(each) - _move_cost(builder, kept, each) for each in options]
-    best = max(range(len(options)), key=worth.__getitem__)
-    return options[best] if worth[best] > least else mended
+    if merit(other) - _move_cost(builder, kept, other) > least:
+        return True
+    before, after = _headroom(mended), _headroom(other)
+    same = builder.rank(other)[0] >= builder.rank(mended)[0]
+    return same and after >= HEADROOM_HYSTERESIS * before
+
+
+def _headroom(units: Sequence[PlacedUnit]) -> float:
+    return min(ENOUGH, 1 / max(unit.strain for unit in units))
 
 
 def kept_units(builder: UnitBuilder, current: Plan) -> list[Kept]:

@@ -9,7 +9,7 @@ from muxcluster.placement.problem import Node
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.gpus import kinds_of
 from muxcluster.placement.search.greedy import spend
-from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, merit
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
 
 # Clusters with more ways of leaving GPUs out are searched only as they are.
 MOST_SUBCLUSTERS = 40
@@ -50,7 +50,7 @@ def _searched(
     search: Callable[[UnitBuilder], list[PlacedUnit]],
     known: dict[tuple[Node, ...], list[PlacedUnit] | DoesNotFit],
 ) -> list[PlacedUnit] | DoesNotFit:
-    here = UnitBuilder(builder.estimator, kinds_of(nodes))
+    here = builder.within(kinds_of(nodes))
     layouts, refusals = [], []
     try:
         layouts.append(search(here))
@@ -58,12 +58,13 @@ def _searched(
         refusals.append(refusal)
     for smaller in _one_gpu_less(nodes):
         try:
-            draft = Draft(here, _best(builder, smaller, search, known))
+            fewer = _best(builder, smaller, search, known)
         except DoesNotFit:
             continue
+        draft = Draft(here, fewer)
         spend(draft)
-        layouts.append(draft.units)
-    return max(layouts, key=merit) if layouts else refusals[0]
+        layouts += [draft.units, fewer]
+    return max(layouts, key=here.rank) if layouts else refusals[0]
 
 
 def _one_gpu_less(nodes: tuple[Node, ...]) -> list[tuple[Node, ...]]:

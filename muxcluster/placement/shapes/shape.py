@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +113,17 @@ class ModelShape:
 
     def _layers_params(self, experts: float) -> int:
         """Weights of all layers with so many experts each."""
-        router = self.hidden_size * self.num_experts if self.num_experts > 1 else 0
-        shared = self._mlp_params(self.shared_intermediate_size)
-        sparse = router + shared + experts * self.expert_params
-        dense = self._mlp_params(self.dense_intermediate_size)
-        mlps = (self.num_layers - self.num_dense_layers) * sparse + self.num_dense_layers * dense
-        mixers = self.num_attention_layers * self.attention_params
-        return int(mixers + self.num_state_layers * self.state_params + mlps)
+        fixed, per_expert = _layer_weights(self)
+        return int(fixed + experts * per_expert)
+
+
+@lru_cache(maxsize=4096)  # a plan asks for these a million times
+def _layer_weights(shape: ModelShape) -> tuple[int, int]:
+    """Return the weights of all layers without experts, and of one expert in each of them."""
+    router = shape.hidden_size * shape.num_experts if shape.num_experts > 1 else 0
+    shared = shape._mlp_params(shape.shared_intermediate_size)
+    num_sparse = shape.num_layers - shape.num_dense_layers
+    dense = shape.num_dense_layers * shape._mlp_params(shape.dense_intermediate_size)
+    mixers = shape.num_attention_layers * shape.attention_params
+    mixers += shape.num_state_layers * shape.state_params
+    return mixers + dense + num_sparse * (router + shared), num_sparse * shape.expert_params

@@ -71,7 +71,7 @@ def draw_title(canvas: Canvas, judged: Judged) -> None:
     """Draw the title: served rate, and proven bound."""
     plan, offered = judged.plan, judged.offered
     gpus = sum(node.num_gpus for node in judged.problem.nodes)
-    idle = sum(len(each) for each in judged.idle().values())
+    idle = sum(len(each.gpus) for each in judged.idle)
     served = f"{rate_text(plan.throughput)} of {rate_text(offered)} req/s"
     title = f"{served} ({percent_text(plan.throughput / offered)})"
     canvas.text((MARGIN, 0.30), title, 14, weight="bold")

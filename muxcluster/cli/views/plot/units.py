@@ -89,7 +89,8 @@ class _Picture:
             for first, number in runs_of(unit):
                 at = left + first * _GPU_WIDTH + _GAP / 2
                 self._unit(unit, _Box(at, inside[0], number * _GPU_WIDTH - _GAP, inside[1]))
-        for gpu in self._judged.idle().get(node.name, ()):
+        idle = (each.gpus for each in self._judged.idle if each.node == node.name)
+        for gpu in (gpu for gpus in idle for gpu in gpus):
             at = left + gpu * _GPU_WIDTH + _GAP / 2
             size = (_GPU_WIDTH - _GAP, inside[1])
             self.canvas.box((at, inside[0]), size, edge="#c4c8d0")
