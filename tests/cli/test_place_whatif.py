@@ -101,9 +101,9 @@ def test_the_last_model_stays(small) -> None:
 def test_the_difference_is_printed_and_nothing_is_written(capsys, small, tmp_path) -> None:
     before = sorted(tmp_path.iterdir())
     path = small()
-    code, out, err = call(capsys, "place", path, "--what-if", "add:opt-13b,rate=2")
+    code, out, err = call(capsys, "place", path, "--what-if", "add:opt-13b,rate=0.5")
     assert (code, err) == (0, "")
-    assert "5.05 -> 7.05 req/s (+2.00)" in out
+    assert "5.05 -> 5.55 req/s (+0.50)" in out
     assert "new: opt-13b on " in out
     assert sorted(tmp_path.iterdir()) == [*before, tmp_path / "small.yaml"]
 

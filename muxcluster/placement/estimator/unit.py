@@ -219,15 +219,16 @@ def _within_targets(
 
     def good(part: float) -> bool:
         found = latencies(tenants, loads, [part * share for share in served])
+        return are_met(found)
+
+    def are_met(found: Sequence[Latency]) -> bool:
         return all(
             _meets(each, late)
             for each, late, hope in zip(tenants, found, hopeful, strict=True)
             if hope
         )
 
-    low, high = 0.0, 1.0
-    if good(1.0):
-        low = 1.0
+    low, high = (1.0, 1.0) if are_met(now) else (0.0, 1.0)
     for _ in range(_BISECTIONS if low < 1 else 0):
         middle = (low + high) / 2
         low, high = (middle, high) if good(middle) else (low, middle)
