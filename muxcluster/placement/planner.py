@@ -107,7 +107,7 @@ def _exact(builder: UnitBuilder, *, current: Plan | None, time_limit_s: float) -
 
 def _searched(builder: UnitBuilder, current: Plan | None, end: float) -> _Found:
     nodes = builder.estimator.problem.nodes
-    units = search_monotone(builder, nodes, partial(search, end=end))
+    units = search_monotone(builder, nodes, partial(search, end=end), end)
     if current is None:
         return _Found(units)
     units = continued(builder, current, units, most_estimates=effort(builder, units))

@@ -1,5 +1,7 @@
 """Monotone search: small clusters are also searched with fewer GPUs."""
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
@@ -16,28 +18,32 @@ MOST_SUBCLUSTERS = 40
 
 
 def search_monotone(
-    builder: UnitBuilder, nodes: Sequence[Node], search: Callable[[UnitBuilder], list[PlacedUnit]]
+    builder: UnitBuilder,
+    nodes: Sequence[Node],
+    search: Callable[[UnitBuilder], list[PlacedUnit]],
+    end: float = math.inf,
 ) -> list[PlacedUnit]:
     """Return the layout of `search`, or a better one found with some GPUs left out and used later.
 
     The search is a heuristic. So that an added GPU never lowers its result, every cluster that this
-    one could have grown from is searched too, if these are at most MOST_SUBCLUSTERS. Raises
-    DoesNotFit if no layout was found on any.
+    one could have grown from is searched too, if these are at most MOST_SUBCLUSTERS, and none
+    after `end` (a moment of time.perf_counter). Raises DoesNotFit if no layout was found on any.
     """
     if prod(node.num_gpus + 1 for node in nodes) > MOST_SUBCLUSTERS:
         return search(builder)
-    return _best(builder, tuple(nodes), search, {})
+    return _best(builder, tuple(nodes), search, end, {})
 
 
 def _best(
     builder: UnitBuilder,
     nodes: tuple[Node, ...],
     search: Callable[[UnitBuilder], list[PlacedUnit]],
+    end: float,
     known: dict[tuple[Node, ...], list[PlacedUnit] | DoesNotFit],
 ) -> list[PlacedUnit]:
     key = tuple(sorted(nodes, key=lambda node: (node.gpu.name, node.num_gpus)))
     if key not in known:
-        known[key] = _searched(builder, key, search, known)
+        known[key] = _searched(builder, key, search, end, known)
     found = known[key]
     if isinstance(found, DoesNotFit):
         raise found
@@ -48,6 +54,7 @@ def _searched(
     builder: UnitBuilder,
     nodes: tuple[Node, ...],
     search: Callable[[UnitBuilder], list[PlacedUnit]],
+    end: float,
     known: dict[tuple[Node, ...], list[PlacedUnit] | DoesNotFit],
 ) -> list[PlacedUnit] | DoesNotFit:
     here = builder.within(kinds_of(nodes))
@@ -57,8 +64,10 @@ def _searched(
     except DoesNotFit as refusal:
         refusals.append(refusal)
     for smaller in _one_gpu_less(nodes):
+        if layouts and time.perf_counter() > end:
+            break
         try:
-            fewer = _best(builder, smaller, search, known)
+            fewer = _best(builder, smaller, search, end, known)
         except DoesNotFit:
             continue
         draft = Draft(here, fewer)
