@@ -17,7 +17,7 @@ from muxcluster.placement.search.assemble import planned_units
 from muxcluster.placement.search.baselines import memory_greedy, spatial
 from muxcluster.placement.search.gpus import kinds_of
 from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, value
-from muxcluster.placement.search.replan import continued, kept_units, matched
+from muxcluster.placement.search.replan import continued, kept_units, matched, with_executions_kept
 from muxcluster.placement.search.start import effort, search
 from muxcluster.placement.search.subclusters import search_monotone
 
@@ -62,6 +62,9 @@ def place(
         return place_compat(problem, read_curves(curves))
     builder = UnitBuilder(Estimator(problem), kinds_of(problem.nodes))
     found = _solver(method, current, time_limit_s)(builder)
+    if any(found.before):
+        kept = with_executions_kept(builder, found.units, found.before)
+        found = replace(found, units=kept)
     units = planned_units(problem, found.units, found.before)
     return Plan(
         method=method,

@@ -84,7 +84,7 @@ def test_systems_get_the_same_load() -> None:
     loads = [list(case.load.arrivals(case.seed, case.duration_s)) for case in cases]
     assert all(load == loads[0] for load in loads)
     assert len({case.waves for case in cases}) == 1
-    assert len({(case.system.name, case.policy) for case in cases}) == len(ENTRIES)
+    assert len({(case.system.name, case.problem.policy) for case in cases}) == len(ENTRIES)
 
 
 def test_points_with_and_without_batch_load() -> None:

@@ -138,7 +138,7 @@ def test_the_table_shows_load_limit_quota_and_slo(capsys, small) -> None:
     assert (code, err) == (0, "")
     plan = Plan.model_validate_json(call(capsys, "place", small(gpus=1, rate=0.5), "--json")[1])
     (unit,) = plan.units
-    assert f"{unit.id}  a: 0  1 x A100-80GB, tp 1  adbs on shared SMs  [" in out
+    assert f"{unit.id}  a: 0  1 x A100-80GB, tp 1  mixed  [" in out
     assert "all is served" in out
     for model in unit.models:
         (line,) = (line for line in out.splitlines() if line.startswith(f"  {model.name} "))

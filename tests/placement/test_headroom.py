@@ -210,7 +210,7 @@ def test_a_target_is_met_where_gpus_are_left() -> None:
     free = demand("m", "qwen3-14b", 0.5)
     node = Node("h", 2, GPUS["H100"])
     slow, fast = (
-        estimate.latencies()[0].tpot_s
+        estimate.latencies()[0].tpot_s.high
         for tp in (1, 2)
         if (estimate := Estimator(Problem((free,), (node,))).unit(node.gpu, tp, [(0, 0.5)]))
     )
@@ -250,10 +250,10 @@ def test_idle_gpus_of_a_baseline_are_not_explained_by_the_search() -> None:
 def test_replanning_moves_models_for_headroom_that_is_short() -> None:
     """Both models crowd one GPU of two; the objective is the same, and but a quarter more
     requests would be too many."""
-    demands = (demand("a", "llama-3.1-8b", 7.0), demand("b", "llama-3.1-8b", 7.0))
+    demands = (demand("a", "llama-3.1-8b", 6.0), demand("b", "llama-3.1-8b", 6.0))
     one, two = (Problem(demands, (Node("h", count, GPUS["A100-80GB"]),)) for count in (1, 2))
     crowded = place(one)
-    assert crowded.throughput == pytest.approx(14.0)
+    assert crowded.throughput == pytest.approx(12.0)
     assert headroom(two, crowded).factor < 1.4
     after = place(two, current=crowded)
     assert headroom(two, after).factor > 1.25 * headroom(two, crowded).factor

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muxcluster.placement.execution import executions, planned
 from muxcluster.placement.hardware import GIB, GPUS, cpu
 from muxcluster.placement.memory import DoesNotFit, block_bytes, table_bytes
 from muxcluster.placement.plan import Plan
@@ -213,3 +214,20 @@ def test_the_check_sees_a_broken_plan(changes, fault) -> None:
     plan = place(problem)
     assert violations(plan, problem) == []
     assert any(fault in line for line in violations(change_unit(plan, **changes), problem))
+
+
+def test_replanning_keeps_how_a_unit_runs_where_little_is_gained() -> None:
+    """Another execution loads the weights of all its models again."""
+    problem = Problem((demand("a"), demand("b")), (a100s(1),))
+    best = place(problem)
+    (unit,) = best.units
+    ways = [planned(each) for each in executions(GPUS["A100-80GB"], 1, 2)]
+    assert unit.execution in ways
+    (other,) = (way for way in ways if way != unit.execution)
+    running = best.model_copy(update={"units": (unit.model_copy(update={"execution": other}),)})
+    (kept,) = place(problem, current=running).units
+    assert kept.execution == other
+    assert kept.models[0].throughput == pytest.approx(unit.models[0].throughput)
+    gone = other.model_copy(update={"pipeline_depth": 7})  # of a policy that was changed since
+    running = best.model_copy(update={"units": (unit.model_copy(update={"execution": gone}),)})
+    assert place(problem, current=running).units[0].execution == unit.execution

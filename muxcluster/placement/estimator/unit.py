@@ -7,7 +7,7 @@ from muxcluster.placement.cost import Cost, cost_for
 from muxcluster.placement.estimator.latency import Latency, latencies, served_rates
 from muxcluster.placement.estimator.modelcost import ModelCost
 from muxcluster.placement.estimator.shares import Loads, Tenant, expected, within_loads
-from muxcluster.placement.execution import CannotRun, Execution, executions
+from muxcluster.placement.execution import CannotRun, Execution, executions, planned
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.memory import (
     DoesNotFit,
@@ -16,6 +16,7 @@ from muxcluster.placement.memory import (
     recorded_bytes,
     usable_bytes,
 )
+from muxcluster.placement.plan import PlannedExecution
 from muxcluster.placement.problem import Problem
 from muxcluster.placement.quota import split_blocks
 
@@ -78,6 +79,17 @@ class Estimator:
             except DoesNotFit:
                 self._units[key] = None
         return self._units[key]
+
+    def unit_as(
+        self, execution: PlannedExecution, gpu: Gpu, tp: int, offers: Sequence[Offer]
+    ) -> UnitEstimate | None:
+        """Return the estimate of a unit that runs so; None if it cannot, or does not fit."""
+        try:
+            ways = executions(gpu, tp, len(offers), self.problem.policy)
+            way = next((each for each in ways if planned(each) == execution), None)
+            return None if way is None else self._estimate_as(way, gpu, tp, tuple(sorted(offers)))
+        except (CannotRun, DoesNotFit):
+            return None
 
     def refusal(self, gpu: Gpu, tp: int, offers: Sequence[Offer]) -> DoesNotFit | None:
         """Return the reason why `unit` returns None, else None."""

@@ -1,7 +1,7 @@
 """Replanning: moves cost, so a new layout must be worth them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muxcluster.placement.assess import offers_of
 from muxcluster.placement.estimator import Offer
@@ -112,6 +112,30 @@ def _move_cost(builder: UnitBuilder, kept: Sequence[Kept], units: Sequence[Place
             if demand.name not in there:
                 lost += rate * weight_bytes(demand) / LOAD_BYTES_PER_S
     return lost / HORIZON_S
+
+
+def with_executions_kept(
+    builder: UnitBuilder, units: Sequence[PlacedUnit], before: Sequence[PlannedUnit | None]
+) -> list[PlacedUnit]:
+    """Return the units, each with the execution that it has now, unless another serves more by
+    HYSTERESIS: a change loads the weights of all its models again.
+
+    before: by unit, the unit of the current plan that it goes on from.
+    """
+    return [
+        unit if old is None else _with_execution_kept(builder, unit, old)
+        for unit, old in zip(units, before, strict=True)
+    ]
+
+
+def _with_execution_kept(builder: UnitBuilder, unit: PlacedUnit, old: PlannedUnit) -> PlacedUnit:
+    names = {builder.estimator.problem.demands[index].name for index, _ in unit.offers}
+    if old.execution is None or names != {model.name for model in old.models}:
+        return unit
+    found = builder.estimator.unit_as(old.execution, unit.gpu, unit.tp, unit.offers)
+    if found is None or found.value < unit.estimate.value * (1 - HYSTERESIS):
+        return unit
+    return replace(unit, estimate=found)
 
 
 def matched(
