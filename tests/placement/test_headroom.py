@@ -159,7 +159,9 @@ def test_no_gpu_is_idle_without_a_reason(demands, hardware) -> None:
         if "without them" in each.reason:
             assert found.factor * EASY >= 1
         if "is not worth" in each.reason:
-            assert strain_of(problem, plan) < 2 * EASY
+            # more GPUs of another node make no step of a unit on this one shorter
+            is_late = found.limit.startswith("latency target")
+            assert is_late or strain_of(problem, plan) < 2 * EASY
 
 
 @FAST

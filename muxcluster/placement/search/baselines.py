@@ -70,10 +70,16 @@ def _grown(draft: Draft) -> bool:
     for position in order:
         unit = draft.units[position]
         grown = draft.builder.unit(unit.gpu, 2 * unit.tp, unit.offers)
-        if grown is not None and grown.merit > unit.merit and draft.can_grow(unit):
+        if grown is not None and _is_better(grown, unit) and draft.can_grow(unit):
             draft.replace(position, grown)
             return True
     return False
+
+
+def _is_better(grown: PlacedUnit, unit: PlacedUnit) -> bool:
+    """Compare by what is served, then by load: a baseline asks nothing for its GPUs."""
+    new, old = grown.estimate, unit.estimate
+    return (new.value, -new.load) > (old.value, -old.load)
 
 
 def _filled(builder: UnitBuilder, order: Sequence[int], tp: int) -> list[PlacedUnit]:
