@@ -13,7 +13,7 @@ NUM_TOKENS = 400
 UNDER_WAY = 20
 """Tokens that every stream has when it is disturbed."""
 LOAD_TIMEOUT_S = 300.0
-MOVED_RATE_PER_S = 600.0
+MOVED_RATE_PER_S = 3000.0  # at twice the rate no move is worth its loading
 
 
 @dataclass(frozen=True, slots=True)
