@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -66,14 +65,11 @@ class GraphStubs:
     def patched(self) -> Iterator[None]:
         """Inside, `torch.cuda` has these in the place of its own."""
         stubs = {
-            "Stream": self.new_stream,
-            "ExternalStream": lambda number, device=None: _Stream(number, self.notes),
-            "Event": _Event,
+            **self._classes(),
             "current_stream": lambda device=None: self._current,
             "stream": self.on_stream,
             "set_device": self._set_device,
             "current_device": lambda: self.device_index,
-            "CUDAGraph": lambda: SimpleNamespace(replay=self._replay, pool=None),
             "graph": self._graph,
             "graph_pool_handle": self.new_pool,
         }
@@ -82,10 +78,34 @@ class GraphStubs:
                 stack.enter_context(mock.patch.object(torch.cuda, name, stub))
             yield
 
-    def new_stream(self, device: object = None, **_options: Any) -> _Stream:
-        """A stream of its own; torch has 32 of them and gives them out in turn."""
-        self.streams.append(len(self.streams) + 1)
-        return _Stream(self.streams[-1], self.notes)
+    def _classes(self) -> dict[str, type]:
+        # Classes, not functions: what is imported meanwhile may name them in annotations, as
+        # transformers 5.24 does (`torch.cuda.CUDAGraph | None`).
+        stubs = self
+
+        class Stream(_Stream):
+            def __init__(self, device: object = None, **_options: Any) -> None:
+                # torch has 32 streams and gives them out in turn; these are all different.
+                stubs.streams.append(len(stubs.streams) + 1)
+                super().__init__(stubs.streams[-1], stubs.notes)
+
+        class ExternalStream(_Stream):
+            def __init__(self, number: int, device: object = None) -> None:
+                super().__init__(number, stubs.notes)
+
+        class CUDAGraph:
+            def __init__(self) -> None:
+                self.pool: Any = None
+
+            def replay(self) -> None:
+                stubs.replays += 1
+
+        return {
+            "Stream": Stream,
+            "ExternalStream": ExternalStream,
+            "Event": _Event,
+            "CUDAGraph": CUDAGraph,
+        }
 
     def new_pool(self) -> int:
         """A handle of a memory pool."""
@@ -123,9 +143,6 @@ class GraphStubs:
                 raise
         self.notes.append("end")
         self.captures.append((stream.cuda_stream, pool))
-
-    def _replay(self) -> None:
-        self.replays += 1
 
 
 def capture_streams_per_place(num_places: int = 3, num_graphs: int = 23) -> int:
