@@ -28,7 +28,7 @@ from muxcluster.config import Config, load_config
 from muxcluster.config.planfile import read_plan
 from muxcluster.config.planning import refusals
 from muxcluster.core.errors import ConfigError, MuxClusterError
-from muxcluster.placement.explain import explain as explain_model
+from muxcluster.placement.review.explain import explain as explain_model
 from muxcluster.sim.cases.check import check_plan, span_of
 
 

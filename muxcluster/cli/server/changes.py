@@ -11,8 +11,8 @@ from muxcluster.cli.views.words import mesh_text
 from muxcluster.cluster.state.desired import Desired, Target
 from muxcluster.cluster.state.fitting import nothing_placed
 from muxcluster.config.planning import problem
-from muxcluster.placement.difference import Difference, difference
 from muxcluster.placement.plan import Plan
+from muxcluster.placement.review.difference import Difference, difference
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from muxcluster.placement.estimator import Estimator, Offer, UnitEstimate
 from muxcluster.placement.hardware import Gpu
-from muxcluster.placement.headroom import strain
+from muxcluster.placement.review.headroom import strain
 from muxcluster.placement.search.gpus import Kind
 
 # Part of the demand's worth that a full GPU per model costs: a tie-breaker between layouts of

@@ -6,11 +6,11 @@ Its inverse, the strain, is what the search lowers: 1 means that a unit can just
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from muxcluster.placement.assess import fullest, node_of, offers_of
 from muxcluster.placement.estimator import Estimator, Offer, Tenant, UnitEstimate
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.problem import Problem
+from muxcluster.placement.review.assess import fullest, node_of, offers_of
 
 # Strain from which a unit counts as one whose target fails at any rate; then also the target's
 # ratio to the idle unit's latency counts, so that a faster mesh is still better than a slower one.

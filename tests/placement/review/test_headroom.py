@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muxcluster.placement.assess import assess, offers_of
 from muxcluster.placement.estimator import Estimator
 from muxcluster.placement.hardware import GPUS
-from muxcluster.placement.headroom import headroom, strain
-from muxcluster.placement.idle import idle_gpus
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.review.assess import assess, offers_of
+from muxcluster.placement.review.headroom import headroom, strain
+from muxcluster.placement.review.idle import idle_gpus
 from muxcluster.placement.search.gpus import kinds_of
 from muxcluster.placement.search.layout import EASY, UnitBuilder
 from muxcluster.placement.shapes.known import SHAPES

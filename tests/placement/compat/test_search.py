@@ -21,8 +21,8 @@ from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.problem import Demand, Limits, Node, Problem
+from muxcluster.placement.review.verify import violations
 from muxcluster.placement.shapes.known import SHAPES
-from muxcluster.placement.verify import violations
 
 A100 = GPUS["A100-80GB"]
 Layout = list[tuple[int, list[str]]]

@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxcluster.placement.difference import difference
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.plan import Plan, PlannedModel, PlannedUnit
 from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.review.difference import difference
 from muxcluster.placement.shapes.known import SHAPES
 
 NAMES = ("p", "q", "r", "s")

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from muxcluster.placement.assess import offers_of
 from muxcluster.placement.estimator import Estimator
-from muxcluster.placement.headroom import Headroom
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.problem import Node, Problem
+from muxcluster.placement.review.assess import offers_of
+from muxcluster.placement.review.headroom import Headroom
 from muxcluster.placement.search.gpus import kinds_of
 from muxcluster.placement.search.greedy import replicas
 from muxcluster.placement.search.layout import EASY, PlacedUnit, UnitBuilder

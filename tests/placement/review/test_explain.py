@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muxcluster.placement.assess import assess
-from muxcluster.placement.explain import Alternative, Explanation, explain
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.review.assess import assess
+from muxcluster.placement.review.explain import Alternative, Explanation, explain
 from muxcluster.placement.shapes.known import SHAPES
 
 
