@@ -19,23 +19,22 @@ from muxcluster.scheduling.assembly import (
     step_times,
 )
 from muxcluster.scheduling.completion import Completion, ended_already, events_only
-from muxcluster.scheduling.faults.failures import Failures
-from muxcluster.scheduling.faults.isolation import Isolation
+from muxcluster.scheduling.fast_forward import FastForward
+from muxcluster.scheduling.faults import Failures, Isolation
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.view import LaneView
-from muxcluster.scheduling.lookahead.fast_forward import FastForward
-from muxcluster.scheduling.lookahead.pipelining import Pipelining
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.memory.batch_memory import BatchMemory
 from muxcluster.scheduling.memory.quotas import Adaptation, QuotaBalancer
 from muxcluster.scheduling.memory.refusals import refusal, unknown_model
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.scheduling.packing.batch import Packing, Turn
+from muxcluster.scheduling.pipelining import Pipelining
 from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.state.check import check_model
-from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.repetition import Repetition
 from muxcluster.scheduling.state.report import model_stats
+from muxcluster.scheduling.state.requests import LiveRequest
 from muxcluster.scheduling.steptime.seed import Seed
 
 

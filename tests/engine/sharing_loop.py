@@ -11,7 +11,8 @@ from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.executor import Executor, JobDone, JobFailed
 from muxcluster.kvcache.cache import KvCache
-from muxcluster.kvcache.model import KvModel, Shortage
+from muxcluster.kvcache.model import KvModel
+from muxcluster.kvcache.pool import Shortage
 
 SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True)
 MOST_LEFT = 4

@@ -3,7 +3,7 @@
 import numpy as np
 
 from muxcluster.core.job import Side, SlotCopies
-from muxcluster.kvcache.model import Shortage
+from muxcluster.kvcache.pool import Shortage
 from tests.kvcache.world import MODELS, World
 
 

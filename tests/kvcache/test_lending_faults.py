@@ -8,8 +8,7 @@ import pytest
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.lending.blocks import NO_RUNS, HostBlocks
 from muxcluster.kvcache.lending.columns import LentColumns
-from muxcluster.kvcache.lending.restore import ColumnRestoring
-from muxcluster.kvcache.lending.save import Saving
+from muxcluster.kvcache.lending.model import ColumnRestoring, Saving
 from muxcluster.kvcache.lending.state import LentState
 from tests.blocks import only_with
 from tests.kvcache.script import Script

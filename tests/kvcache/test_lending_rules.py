@@ -7,7 +7,7 @@ import numpy as np
 
 from muxcluster.core.job import Side
 from muxcluster.kvcache.cache import KvCache
-from muxcluster.kvcache.model import Shortage
+from muxcluster.kvcache.pool import Shortage
 from tests.blocks import only_with
 from tests.kvcache.memory_world import BLOCK_BYTES
 from tests.kvcache.script import Script

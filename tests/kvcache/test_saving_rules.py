@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from muxcluster.core.job import Side
-from muxcluster.kvcache.model import Shortage
+from muxcluster.kvcache.pool import Shortage
 from tests.blocks import only_with
 from tests.kvcache.script import Script, num_saved
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from muxcluster.core.job import Side, SlotCopies
-from muxcluster.kvcache.model import Shortage
+from muxcluster.kvcache.pool import Shortage
 from tests.kvcache.world import MODELS, World
 
 MOST_JOBS, MOST_TEXTS = 4, 10

@@ -13,7 +13,7 @@ import numpy as np
 from muxcluster.core.hashing import extend_hashes, root_hash
 from muxcluster.core.job import Side, SlotCopies, TableDelta
 from muxcluster.kvcache.cache import KvCache
-from muxcluster.kvcache.model import Shortage
+from muxcluster.kvcache.pool import Shortage
 from tests.kvcache.memory_world import BLOCK_BYTES, ODD, WIDE, Layout, Memory, copy_slots
 
 MODELS = {model.name: model for model in (WIDE, ODD)}

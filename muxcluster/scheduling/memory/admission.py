@@ -7,7 +7,7 @@ always the least senior idle sequence among those whose blocks would help (of th
 the quota lacks blocks, of any when the pool does), so the most senior one is never preempted and
 finds, at the latest when the running jobs end, every other sequence preemptible: it progresses,
 ends, and the next becomes the most senior. A sequence that is alone in its job and least senior
-stalls instead of preempting itself. Where sequences lend, see restoring.py and swapping.py.
+stalls instead of preempting itself. Where sequences lend, see lending.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,12 +20,18 @@ from muxcluster.core.events import Event, Preempted
 from muxcluster.core.job import Job, Side, SlotCopies, TableDelta
 from muxcluster.core.request import ServiceClass
 from muxcluster.kvcache.cache import KvCache
-from muxcluster.kvcache.model import Shortage
-from muxcluster.scheduling.memory.lending import Restored, SequenceLending, restore
-from muxcluster.scheduling.memory.restoring import SequenceRestoring
-from muxcluster.scheduling.memory.swapping import Grown, Swapping, least_senior
-from muxcluster.scheduling.state.live import LiveRequest
+from muxcluster.kvcache.pool import Shortage
+from muxcluster.scheduling.memory.lending import (
+    Grown,
+    Restored,
+    SequenceLending,
+    SequenceRestoring,
+    Swapping,
+    least_senior,
+    restore,
+)
 from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.requests import LiveRequest
 from muxcluster.scheduling.state.running import TableRows
 
 

@@ -14,18 +14,17 @@ import numpy as np
 from muxcluster.core.job import Job, Phase
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.admission import Memory
-from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
-from muxcluster.scheduling.packing.draft import Draft
+from muxcluster.scheduling.packing.batch import Batch, Draft, Limits, Turn
 from muxcluster.scheduling.packing.priority import PriorityPacking
-from muxcluster.scheduling.packing.prompts import (
+from muxcluster.scheduling.packing.rows import (
     LEAST_CHUNK,
     Prompts,
+    RestoredRows,
     has_lent_prompts,
     lacks_batch_prompts,
     lacks_prompts,
     lets_batch_in,
 )
-from muxcluster.scheduling.packing.restored_rows import RestoredRows
 from muxcluster.scheduling.packing.slack import Ageing, Slack
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.running import TableRows

@@ -11,8 +11,8 @@ from muxcluster.core.job import Job, Phase
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
-from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.requests import LiveRequest
 from muxcluster.scheduling.state.running import TableRows
 from muxcluster.scheduling.steptime.model import StepTimes
 

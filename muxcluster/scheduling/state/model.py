@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.unitspec import ModelSpec
-from muxcluster.kvcache.model_cache import ModelCache
+from muxcluster.kvcache.cache import ModelCache
 from muxcluster.scheduling.state.batch_scaling import BatchScaling
-from muxcluster.scheduling.state.live import LiveRequest
+from muxcluster.scheduling.state.requests import LiveRequest, Waiting
 from muxcluster.scheduling.state.running import RunningTable, TableRows
-from muxcluster.scheduling.state.waiting import Waiting
 
 # A byte of weights counts so much of a byte of KV: a step that mostly reads weights is hardly
 # faster on more SMs (65B on four A100s: 55 ms on 30 %, 41 ms on 80 %). Not counted, large models of
@@ -105,7 +104,7 @@ class ModelState:
 
     @property
     def has_suspects(self) -> bool:
-        """True where a suspect of failed jobs is here, see faults/isolation.py."""
+        """True where a suspect of failed jobs is here, see faults.py."""
         return self.running.num_suspects > 0 or self.waiting.suspects.head is not None
 
     def fitting(self, rows: TableRows, *, num_rows: int = 0, longest: int = 0) -> TableRows:

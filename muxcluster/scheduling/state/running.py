@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import Side
-from muxcluster.scheduling.state.live import LiveRequest
+from muxcluster.scheduling.state.requests import LiveRequest
 
 TableRows = NDArray[np.int32]
 
@@ -39,7 +39,7 @@ class RunningTable:
         self.in_job = np.zeros(max_seqs, dtype=np.bool_)  # part of a running job
         self.is_prefilling = np.zeros(max_seqs, dtype=np.bool_)  # until all known is computed
         self.is_aborted = np.zeros(max_seqs, dtype=np.bool_)  # ends with its job
-        self.is_suspect = np.zeros(max_seqs, dtype=np.bool_)  # runs apart: faults/isolation.py
+        self.is_suspect = np.zeros(max_seqs, dtype=np.bool_)  # runs apart: faults.py
         self.is_batch = np.zeros(max_seqs, dtype=np.bool_)
         self.is_lent = np.zeros(max_seqs, dtype=np.bool_)  # gave blocks away: can be in no job
         self.is_written = np.zeros(max_seqs, dtype=np.bool_)  # ended, but a job still writes there

@@ -16,9 +16,15 @@ from muxcluster.scheduling.steptime.learn import (
     ModelLines,
     PredictionError,
 )
-from muxcluster.scheduling.steptime.line import Line, each_mixed_s, mixed_s, part_within
+from muxcluster.scheduling.steptime.line import (
+    JobWork,
+    Line,
+    each_mixed_s,
+    mixed_s,
+    part_within,
+    work_of,
+)
 from muxcluster.scheduling.steptime.seed import Seed
-from muxcluster.scheduling.steptime.work import JobWork, work_of
 
 
 class JobTimes:

@@ -10,7 +10,7 @@ import numpy as np
 
 from muxcluster.core.job import Job, Phase, Rows
 from muxcluster.kvcache.cache import KvCache
-from muxcluster.kvcache.model import Shortage
+from muxcluster.kvcache.pool import Shortage
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.view import Lane, LaneView, turns_before
 from muxcluster.scheduling.state.model import ModelState

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import Job, JobResult, Phase, Rows
-from muxcluster.kvcache.model import Shortage
+from muxcluster.kvcache.pool import Shortage
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.view import Lane, LaneView, turns_before
 from muxcluster.scheduling.memory.admission import Memory
