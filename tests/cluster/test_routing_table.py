@@ -7,7 +7,8 @@ import yaml
 
 from muxcluster.cluster.control.routing_table import RETRY_AFTER_S, directory_of
 from muxcluster.cluster.control.watch import UnitWatch
-from muxcluster.cluster.state.desired import Desired, Record, State, desired_of
+from muxcluster.cluster.state.desired import Desired, Record, State
+from muxcluster.cluster.state.fitting import desired_of
 from muxcluster.cluster.state.reconcile import Phase
 from muxcluster.cluster.units.report import UnitReport
 from muxcluster.config import load_config, plan_for

@@ -13,7 +13,8 @@ from pathlib import Path
 from muxcluster.cluster.embedded import EmbeddedRay
 from muxcluster.cluster.ingress.serve_app import Ingresses, ingresses_of
 from muxcluster.cluster.ray.process_logs import LogFollower
-from muxcluster.cluster.state.desired import Desired, desired_of
+from muxcluster.cluster.state.desired import Desired
+from muxcluster.cluster.state.fitting import desired_of
 from muxcluster.cluster.units.mesh import UNIT_CPUS
 from muxcluster.config import load_config, plan_for
 from muxcluster.config.planning import nodes_of

@@ -13,10 +13,10 @@ from ray.serve.schema import ApplicationStatus
 
 from muxcluster.batch.service.settings import BatchSettings
 from muxcluster.cluster.control.deployed import controller_deployment
-from muxcluster.cluster.embedded import APP, SERVE_LOGGING, raised_line
 from muxcluster.cluster.ingress.ingress import ingress_deployment
+from muxcluster.cluster.ray.application import APP, SERVE_LOGGING, raised_line
 from muxcluster.cluster.ray.nodes import planning_nodes, ray_nodes
-from muxcluster.cluster.state.desired import desired_of
+from muxcluster.cluster.state.fitting import desired_of
 from muxcluster.config import Config, load_config, plan_for
 from muxcluster.config.planning import nodes_of
 from muxcluster.core.errors import EngineFailure

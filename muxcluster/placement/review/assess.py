@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from muxcluster.placement.estimator import (
     Estimator,
     Latency,
-    Offer,
     Quantiles,
     Tenant,
     UnitEstimate,
+    node_of,
+    offers_of,
 )
 from muxcluster.placement.memory import block_bytes, weight_bytes
 from muxcluster.placement.plan import Plan, PlannedUnit
-from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.problem import Demand, Problem
 
 _CLEARLY = 1.25  # times as many tokens/s, from which on the batch counts as the limit
 
@@ -79,33 +80,6 @@ def assess(problem: Problem, plan: Plan) -> tuple[UnitReport, ...]:
     return tuple(_report(estimator, unit, plan) for unit in plan.units)
 
 
-def offers_of(problem: Problem, plan: Plan, unit: PlannedUnit) -> tuple[Offer, ...]:
-    """Return the models of a unit with their rates: a model's whole rate, or its replica's part.
-
-    Raises ValueError for a model that is not in the problem.
-    """
-    indices = {demand.name: index for index, demand in enumerate(problem.demands)}
-    offers = []
-    for model in unit.models:
-        if model.name not in indices:
-            raise ValueError(f"unit {unit.id}: no model {model.name!r} is asked for")
-        index = indices[model.name]
-        part = _part(plan, unit, model.name)
-        offers.append((index, problem.demands[index].rate * part))
-    return tuple(offers)
-
-
-def _part(plan: Plan, unit: PlannedUnit, name: str) -> float:
-    served = {
-        each.id: model.throughput
-        for each in plan.units
-        for model in each.models
-        if model.name == name
-    }
-    total = sum(served.values())
-    return served[unit.id] / total if total > 0 else 1 / len(served)
-
-
 def _report(estimator: Estimator, unit: PlannedUnit, plan: Plan) -> UnitReport:
     problem = estimator.problem
     node = node_of(problem, unit)
@@ -131,14 +105,6 @@ def _report(estimator: Estimator, unit: PlannedUnit, plan: Plan) -> UnitReport:
         memory_bytes=unit.tp * node.gpu.memory_bytes,
         models=_models(found),
     )
-
-
-def node_of(problem: Problem, unit: PlannedUnit) -> Node:
-    """Return the unit's node. Raises ValueError if the cluster has none of that name."""
-    for node in problem.nodes:
-        if node.name == unit.node:
-            return node
-    raise ValueError(f"unit {unit.id} is on node {unit.node!r}, which the cluster has not")
 
 
 def _used(found: UnitEstimate, part: Sequence[float]) -> float:

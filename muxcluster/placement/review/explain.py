@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from muxcluster.placement.estimator import Estimator, Offer, UnitEstimate
+from muxcluster.placement.estimator import Estimator, Offer, UnitEstimate, offers_of
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.memory import block_bytes, weight_bytes
 from muxcluster.placement.names import nearest
 from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.problem import Problem
-from muxcluster.placement.review.assess import fullest, offers_of
+from muxcluster.placement.review.assess import fullest
 
 MOST_UNITS = 5
 _SERVED = 1 - 1e-9

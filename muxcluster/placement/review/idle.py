@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from muxcluster.placement.estimator import Estimator
+from muxcluster.placement.estimator import Estimator, offers_of
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.problem import Node, Problem
-from muxcluster.placement.review.assess import offers_of
 from muxcluster.placement.review.headroom import Headroom
 from muxcluster.placement.search.gpus import kinds_of
 from muxcluster.placement.search.greedy import replicas
@@ -29,7 +28,7 @@ class IdleGpus:
 def idle_gpus(problem: Problem, plan: Plan, least: Headroom | None) -> tuple[IdleGpus, ...]:
     """Return all idle GPUs, by node, with the reason.
 
-    least: the plan's headroom (`placement.headroom`), None if the estimator cannot judge the plan.
+    least: the plan's headroom (`review.headroom`), None if the estimator cannot judge the plan.
     """
     taken = {(unit.node, gpu) for unit in plan.units for gpu in unit.gpus}
     found = []

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from muxcluster.placement.estimator import Offer
+from muxcluster.placement.estimator import Offer, offers_of
 from muxcluster.placement.memory import weight_bytes
 from muxcluster.placement.plan import Plan, PlannedUnit
-from muxcluster.placement.review.assess import offers_of
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.greedy import cover, spend
 from muxcluster.placement.search.improve import improve, mean_price

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxcluster.placement.cost import Roofline, Tuning, cost_for, read_muxserve, slowdown
-from muxcluster.placement.cost.roofline import all_reduces_s, saturation
-from muxcluster.placement.cost.work import prefill_work
+from muxcluster.placement.cost.roofline import all_reduces_s, prefill_work, saturation
 from muxcluster.placement.hardware import GPUS, cpu
 from muxcluster.placement.shapes.known import SHAPES
 

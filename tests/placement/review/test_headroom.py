@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muxcluster.placement.estimator import Estimator
+from muxcluster.placement.estimator import Estimator, strain
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Node, Problem
 from muxcluster.placement.review.assess import assess, offers_of
-from muxcluster.placement.review.headroom import headroom, strain
+from muxcluster.placement.review.headroom import headroom
 from muxcluster.placement.review.idle import idle_gpus
 from muxcluster.placement.search.gpus import kinds_of
 from muxcluster.placement.search.layout import EASY, UnitBuilder
