@@ -18,9 +18,10 @@ import yaml
 
 from bench.planning.cases import points
 from muxcluster.channel.codec import Start, decode, encode
-from muxcluster.config import Config, load_config, plan_for, unit_specs
+from muxcluster.config.load import Config, load_config
 from muxcluster.config.planfile import whole_plan
-from muxcluster.config.planning import nodes_of, problem
+from muxcluster.config.planning import nodes_of, plan_for, problem
+from muxcluster.config.units import unit_specs
 from muxcluster.core.errors import EngineFailure, InfeasiblePlan
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.gpu.mps.launcher import MpsLauncher

@@ -24,7 +24,7 @@ from muxcluster.cli.views.moves import difference_lines
 from muxcluster.cli.views.pictures import picture_of
 from muxcluster.cli.views.plan import plan_lines
 from muxcluster.cli.views.plan_summary import summary_lines
-from muxcluster.config import Config, load_config
+from muxcluster.config.load import Config, load_config
 from muxcluster.config.planfile import read_plan
 from muxcluster.config.planning import refusals
 from muxcluster.core.errors import ConfigError, MuxClusterError

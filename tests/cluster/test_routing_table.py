@@ -11,7 +11,8 @@ from muxcluster.cluster.state.desired import Desired, Record, State
 from muxcluster.cluster.state.fitting import desired_of
 from muxcluster.cluster.state.reconcile import Phase
 from muxcluster.cluster.units.report import UnitReport
-from muxcluster.config import load_config, plan_for
+from muxcluster.config.load import load_config
+from muxcluster.config.planning import plan_for
 from muxcluster.core.directory import Directory, UnitAddress
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.problem import Node

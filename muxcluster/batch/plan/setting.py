@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from muxcluster.config import Config
+from muxcluster.config.load import Config
 from muxcluster.config.planfile import whole_plan
 from muxcluster.config.planning import nodes_of, problem, refusals
 from muxcluster.core.errors import ConfigError

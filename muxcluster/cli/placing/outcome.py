@@ -6,8 +6,8 @@ from pathlib import Path
 
 from muxcluster.cli.placing.reports import Judged
 from muxcluster.cli.placing.whatif import changed
-from muxcluster.config import Config, plan_for
-from muxcluster.config.planning import nodes_of, problem, refusals
+from muxcluster.config.load import Config
+from muxcluster.config.planning import nodes_of, plan_for, problem, refusals
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import Method
 from muxcluster.placement.review.difference import Difference, difference

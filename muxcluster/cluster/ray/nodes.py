@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from muxcluster.config import Config
+from muxcluster.config.load import Config
 from muxcluster.config.planning import nodes_of
 from muxcluster.core.errors import ConfigError
 from muxcluster.placement.hardware import cpu, gpu_named
