@@ -38,7 +38,8 @@ from bench.fidelity.setups import (
 )
 from bench.harness import ROOT, Bench, make_parser
 from muxcluster.config.load import load_config
-from muxcluster.config.planning import nodes_of, plan_for
+from muxcluster.config.planner_input import nodes_of
+from muxcluster.config.planning import plan_for
 from muxcluster.config.profiles import read_profile
 from muxcluster.config.units import unit_specs
 from muxcluster.core.unitspec import UnitSpec

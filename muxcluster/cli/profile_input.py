@@ -8,7 +8,8 @@ from typing import TypeVar
 import typer
 
 from muxcluster.config.load import Config, ConfiguredModel
-from muxcluster.config.planning import nodes_of, plan_for
+from muxcluster.config.planner_input import nodes_of
+from muxcluster.config.planning import plan_for
 from muxcluster.config.schema import ClusterSection
 from muxcluster.config.units import unit_specs
 from muxcluster.core.errors import ConfigError

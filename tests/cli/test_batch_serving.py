@@ -16,7 +16,8 @@ from muxcluster.cluster.ingress.batch_planner import OrderedLines, ServerPlanner
 from muxcluster.cluster.state.desired import Desired
 from muxcluster.cluster.state.fitting import desired_of
 from muxcluster.config.load import load_config
-from muxcluster.config.planning import nodes_of, plan_for
+from muxcluster.config.planner_input import nodes_of
+from muxcluster.config.planning import plan_for
 from muxcluster.core.errors import NotReady
 from muxcluster.demo.models import build_model
 from muxcluster.http.calls.model_text import ModelTexts

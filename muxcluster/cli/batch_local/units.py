@@ -8,7 +8,8 @@ from pathlib import Path
 
 from muxcluster.batch.plan.feeding import FedUnit
 from muxcluster.config.load import Config
-from muxcluster.config.planning import nodes_of, plan_for
+from muxcluster.config.planner_input import nodes_of
+from muxcluster.config.planning import plan_for
 from muxcluster.config.units import served_models, unit_specs
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.events import TokenDelta

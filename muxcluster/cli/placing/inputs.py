@@ -9,7 +9,7 @@ import typer
 
 import muxcluster
 from muxcluster.config.load import Config
-from muxcluster.config.planning import profile_paths
+from muxcluster.config.planner_input import profile_paths
 from muxcluster.config.profiles import is_published, read_profile
 from muxcluster.core.errors import ConfigError
 

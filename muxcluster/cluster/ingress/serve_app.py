@@ -18,7 +18,8 @@ from muxcluster.cluster.ray.application import APP, SERVE_LOGGING, raised_line
 from muxcluster.cluster.ray.nodes import planning_nodes, ray_nodes
 from muxcluster.cluster.state.fitting import desired_of
 from muxcluster.config.load import Config, load_config
-from muxcluster.config.planning import nodes_of, plan_for
+from muxcluster.config.planner_input import nodes_of
+from muxcluster.config.planning import plan_for
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.http.settings import ApiSettings, QueueLimits

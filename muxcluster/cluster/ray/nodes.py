@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from muxcluster.config.load import Config
-from muxcluster.config.planning import nodes_of
+from muxcluster.config.planner_input import nodes_of
 from muxcluster.core.errors import ConfigError
 from muxcluster.placement.hardware import cpu, gpu_named
 from muxcluster.placement.names import nearest
