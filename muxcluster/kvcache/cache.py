@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.job import SharedPrefixes, Side, SlotCopies, TableDelta
+from muxcluster.core.job import SharedPrefixes, Side, TableDelta
 from muxcluster.kvcache.check import check_cache
 from muxcluster.kvcache.eviction import CachedColumns
-from muxcluster.kvcache.lending.model import ColumnLending, ColumnRestoring, Saving
+from muxcluster.kvcache.lending.model import ModelLending
 from muxcluster.kvcache.lending.state import LentState
 from muxcluster.kvcache.model import KvModel, ModelKv
 from muxcluster.kvcache.pool import OWNER_BIT, BlockLedger, BlockPool, Shortage
@@ -18,7 +18,7 @@ class ModelCache:
     """Sequences of one model in the unit's pool, addressed by row.
 
     A sequence is opened on a row, grows in whole columns, commits columns that are fully computed,
-    and is closed.
+    and is closed. `lending` lends, saves and restores columns.
     """
 
     def __init__(
@@ -29,9 +29,7 @@ class ModelCache:
         self._ledger = lent.ledger
         self._lent = lent
         self._cached = cached
-        self._lending = ColumnLending(lent, kv)
-        self._saving = Saving(lent, kv, is_lazy=saves_lazily)
-        self._restoring = ColumnRestoring(lent, kv)
+        self.lending = ModelLending(lent, kv, cached, saves_lazily=saves_lazily)
         self.name = kv.model.name
         self.block_bytes = kv.block_bytes
         self.block_tokens = kv.block_tokens  # tokens of the model that fit into a block
@@ -152,75 +150,6 @@ class ModelCache:
     def shared_prefixes(self, rows: NDArray[np.int32]) -> SharedPrefixes | None:
         """Return the computed columns that `rows` (distinct, open) have in common."""
         return self._kv.groups.of(rows)
-
-    def lendable(self, row: int) -> int:
-        """Return the blocks that lending all of `row` (in no running job) would make takeable.
-
-        0 while copies of the row are on their way. All rows draw on the same host blocks: together
-        they lend at most `KvCache.free_host_blocks` blocks with tokens.
-        """
-        return self._lending.lendable(row)
-
-    def lend(self, row: int, num_computed: int, blocks: int) -> int:
-        """Lend columns of `row` (in no running job), deepest first; return the blocks lent.
-
-        Stops at a column with another reader, or where host blocks are short. num_computed: the
-        sequence's tokens in the cache. A left one keeps columns that lie over lent blocks.
-        """
-        return self._lending.lend(row, num_computed, blocks)
-
-    @property
-    def lies_over_lent(self) -> bool:
-        """True where left sequences of the model may lie over lent blocks: see `saves`."""
-        return len(self._kv.over_lent) > 0
-
-    def saves(
-        self, rows: NDArray[np.int32], ends: NDArray[np.int32], job_id: int
-    ) -> tuple[SlotCopies, ...]:
-        """Return what job `job_id` saves before left rows[i] (distinct) holds ends[i] tokens."""
-        return self._saving.saves(rows, ends, job_id)
-
-    def blocked(self) -> NDArray[np.bool_] | None:
-        """Return which left rows no new job may have now, bool [max_seqs], or None for none."""
-        return self._lent.blocked(self._kv)
-
-    def untaken(self, row: int) -> int:
-        """Return how many blocks `row` lent that no left sequence took."""
-        return len(self._saving.untaken(row))
-
-    def swap_out(self, row: int, blocks: int, job_id: int) -> SlotCopies:
-        """Free so many untaken blocks of `row` at once; job `job_id` saves what they hold.
-
-        The caller gives that job all blocks that are free now, as no other may write there first.
-        """
-        return self._saving.swap_out(row, blocks, job_id)
-
-    def restore_cost(self, row: int) -> int:
-        """Return the fresh blocks that a restore of `row` would take now."""
-        return int(self._kv.lent.costs[row])
-
-    def restore_shortage(self, row: int, spare: int) -> Shortage | None:
-        """Return what is missing to restore `row` and take `spare` blocks more."""
-        rows = np.array([row], dtype=np.int32)
-        return self._restoring.shortage(rows, spare)[1]
-
-    def can_restore(self, row: int) -> bool:
-        """False while jobs save it, restore it or what it lies over, and after a failed save."""
-        return self._restoring.can_restore(row)
-
-    def restore(
-        self, rows: NDArray[np.int32], job_id: int
-    ) -> tuple[TableDelta, SlotCopies] | Shortage:
-        """Make `rows` (distinct, of one side) whole with a job, all or none of them.
-
-        Returns new table entries and copies, or what is missing. Left ones take lent blocks, too:
-        call `saves` of them for the job before its next `restore`.
-        """
-        blocks, shortage = self._restoring.shortage(rows)
-        if shortage is not None:
-            return shortage
-        self._cached.make_room(blocks)
-        return self._restoring.restore(rows, job_id)
 
 
 class KvCache:

@@ -12,9 +12,8 @@ from muxcluster.core.job import Job, Phase, Rows
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.pool import Shortage
 from muxcluster.scheduling.jobs import JobBuilder
-from muxcluster.scheduling.lanes.view import Lane, LaneView, turns_before
+from muxcluster.scheduling.lanes.view import Lane, LaneView, Repetition, turns_before
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.repetition import Repetition
 from muxcluster.scheduling.state.running import TableRows
 
 _NO_ID = -1

@@ -27,17 +27,15 @@ a loss are cleared the unit runs one job at a time, so that a second loss has on
 Packings know nothing of this: `RunningTable` and `Waiting` list suspects apart from all others.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from muxcluster.core.errors import PoisonRequest
 from muxcluster.core.events import Event, FinishReason
 from muxcluster.core.job import Job, Phase
+from muxcluster.scheduling.jobs import without_ended
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Batch, Draft, Limits, Packing, Turn
 from muxcluster.scheduling.packing.priority import decode_batch
-from muxcluster.scheduling.pipelining import without_ended
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.requests import LiveRequest
 from muxcluster.scheduling.state.running import TableRows
@@ -172,12 +170,6 @@ class Isolation:
         self.is_class_blind, self.by_deadline = packing.is_class_blind, packing.by_deadline
         self.may_lend, self.repeats = packing.may_lend, packing.repeats
         self.predicts = packing.predicts
-
-    def backlog(self, models: Sequence[ModelState]) -> float:
-        return self._packing.backlog(models)
-
-    def pool_use(self) -> float:
-        return self._packing.pool_use()
 
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
         self._packing.observe(job, seconds, num_beside)

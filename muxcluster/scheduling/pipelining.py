@@ -13,18 +13,13 @@ over blocks that were: it would overwrite what no job has saved. Sequences in a 
 A follower changes one decision: a request that comes while it waits, waits for it, too.
 """
 
-from dataclasses import replace
-
 import numpy as np
-from numpy.typing import NDArray
 
-from muxcluster.core.job import Job, JobResult, Phase, Rows
+from muxcluster.core.job import Job, Phase
 from muxcluster.kvcache.pool import Shortage
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.view import Lane, LaneView, turns_before
-from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Packing
-from muxcluster.scheduling.state.model import ModelState
 
 
 class Pipelining:
@@ -82,45 +77,13 @@ class Pipelining:
         table = model.running
         if job.phase is Phase.PREFILL or job.max_steps > 1 or job.copies:
             return False
-        if table.has_aborted or table.has_suspect(rows.table_rows) or model.kv.lies_over_lent:
+        if (
+            table.has_aborted
+            or table.has_suspect(rows.table_rows)
+            or model.kv.lending.lies_over_lent
+        ):
             return False
         if job.phase is Phase.DECODE:
             return True
         is_prefilling = table.num_prefilling and bool(table.is_prefilling[rows.table_rows].any())
         return not is_prefilling
-
-
-def without_ended(memory: Memory, model: ModelState, job: Job) -> Job:
-    """Return `job`, which ended, without rows whose sequences ended before; free their table rows.
-
-    The job itself where there were none.
-    """
-    table, rows = model.running, job.rows
-    if not table.num_written:
-        return job
-    is_over = table.is_written[rows.table_rows]
-    if not is_over.any():
-        return job
-    for row in rows.table_rows[is_over].tolist():
-        memory.end_writes(model, row)
-    kept = ~is_over
-    left = Rows(rows.table_rows[kept], rows.starts[kept], rows.counts[kept], rows.samples[kept])
-    return replace(job, rows=left)
-
-
-def result_without_ended(job: Job, left: Job, result: JobResult) -> JobResult:
-    """Return the result of `job` for the rows of `left` alone."""
-    if left is job:
-        return result
-    kept: NDArray[np.bool_] = np.isin(job.rows.table_rows, left.rows.table_rows)
-    places = dict(zip(kept.nonzero()[0].tolist(), range(len(left.rows)), strict=True))
-    return replace(
-        result,
-        tokens=result.tokens[kept.repeat(result.counts)],
-        counts=result.counts[kept],
-        logprobs={places[row]: each for row, each in result.logprobs.items() if row in places},
-        prompt_logprobs={
-            places[row]: each for row, each in result.prompt_logprobs.items() if row in places
-        },
-        broken_rows=tuple(places[row] for row in result.broken_rows if row in places),
-    )

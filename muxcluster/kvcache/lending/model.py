@@ -7,22 +7,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import SlotCopies, TableDelta
+from muxcluster.kvcache.eviction import CachedColumns
 from muxcluster.kvcache.lending.blocks import NO_RUNS, runs
 from muxcluster.kvcache.lending.columns import NO_BLOCK
 from muxcluster.kvcache.lending.state import LEFT, RIGHT, LentState, Restore
 from muxcluster.kvcache.model import ModelKv
 from muxcluster.kvcache.pool import Shortage
 
+_NO_BLOCKS = np.empty(0, dtype=np.int32)
 
-class ColumnLending:
-    """Lends the last columns of one model's sequences, deepest first."""
 
-    def __init__(self, state: LentState, kv: ModelKv) -> None:
+class ModelLending:
+    """Lends the last columns of one model's sequences, and makes them whole again."""
+
+    def __init__(
+        self, state: LentState, kv: ModelKv, cached: CachedColumns, *, saves_lazily: bool
+    ) -> None:
+        """saves_lazily: False saves all that a block holds with the first job that writes there."""
         self._state = state
         self._kv = kv
+        self._cached = cached
+        self._saves_lazily = saves_lazily
+
+    # Lend
 
     def lendable(self, row: int) -> int:
-        """Return how many blocks, at least, become takeable if `row` lends all it may."""
+        """Return the blocks that lending all of `row` (in no running job) would make takeable.
+
+        0 while copies of the row are on their way. All rows draw on the same host blocks: together
+        they lend at most `KvCache.free_host_blocks` blocks with tokens.
+        """
         kv, columns = self._kv, self._candidates(row)
         per_column = kv.columns.blocks_per_column
         num_columns = len(columns) - int(np.count_nonzero(self._is_over(row, columns)))
@@ -30,9 +44,10 @@ class ColumnLending:
         return min(num_columns, most_filled, kv.lent.spare_empty) * per_column
 
     def lend(self, row: int, num_computed: int, blocks: int) -> int:
-        """Lend tail columns of `row`, deepest first, until `blocks` are lent; return blocks lent.
+        """Lend columns of `row` (in no running job), deepest first; return the blocks lent.
 
-        A column of an interactive sequence whose blocks still hold tokens of their lender is kept.
+        Stops at a column with another reader, or where host blocks are short. num_computed: the
+        sequence's tokens in the cache. A left one keeps columns that lie over lent blocks.
         """
         kv, columns = self._kv, self._candidates(row)
         if blocks <= 0 or len(columns) == 0:
@@ -76,23 +91,21 @@ class ColumnLending:
             count -= 1
         return count
 
+    # Save
 
-_NO_BLOCKS = np.empty(0, dtype=np.int32)
+    @property
+    def lies_over_lent(self) -> bool:
+        """True where left sequences of the model may lie over lent blocks: see `saves`."""
+        return len(self._kv.over_lent) > 0
 
-
-class Saving:
-    """Finds what a job of one model is about to overwrite for the first time."""
-
-    def __init__(self, state: LentState, kv: ModelKv, *, is_lazy: bool) -> None:
-        """is_lazy: False saves all that a block holds with the first job that writes there."""
-        self._state = state
-        self._kv = kv
-        self._is_lazy = is_lazy
+    def blocked(self) -> NDArray[np.bool_] | None:
+        """Return which left rows no new job may have now, bool [max_seqs], or None for none."""
+        return self._state.blocked(self._kv)
 
     def saves(
         self, rows: NDArray[np.int32], ends: NDArray[np.int32], job_id: int
     ) -> tuple[SlotCopies, ...]:
-        """Save for a job after which left rows[i] holds ends[i] tokens; copies of each victim."""
+        """Return what job `job_id` saves before left rows[i] (distinct) holds ends[i] tokens."""
         kv, over_lent, state = self._kv, self._kv.over_lent, self._state
         if not len(over_lent):
             return ()
@@ -117,7 +130,22 @@ class Saving:
         over_lent.narrow(due, np.minimum.reduce(safe, axis=1))
         return tuple(copies)
 
-    def untaken(self, row: int) -> NDArray[np.int32]:
+    def untaken(self, row: int) -> int:
+        """Return how many blocks `row` lent that no left sequence took."""
+        return len(self._untaken_blocks(row))
+
+    def swap_out(self, row: int, count: int, job_id: int) -> SlotCopies:
+        """Free so many untaken blocks of `row` at once; job `job_id` saves what they hold.
+
+        The caller gives that job all blocks that are free now, as no other may write there first.
+        """
+        untaken = self._untaken_blocks(row)
+        blocks = untaken[len(untaken) - count :]
+        assert len(blocks) == count, "blocks are swapped out that are not lent"
+        saved = self._state.save_and_free(self._kv, blocks, job_id)
+        return SlotCopies(self._kv.model.name, saved, NO_RUNS, NO_RUNS)
+
+    def _untaken_blocks(self, row: int) -> NDArray[np.int32]:
         """Return the blocks that a sequence lent and no left one took, int32 [n]."""
         kv = self._kv
         if not kv.lent.counts[row]:
@@ -125,14 +153,6 @@ class Saving:
         _, _, columns = kv.lent_entries(np.array([row], dtype=np.int32))
         blocks = kv.columns.blocks[columns].ravel()
         return self._state.untaken(blocks[blocks != NO_BLOCK])
-
-    def swap_out(self, row: int, count: int, job_id: int) -> SlotCopies:
-        """Save and free the last `count` untaken blocks of a lent sequence."""
-        untaken = self.untaken(row)
-        blocks = untaken[len(untaken) - count :]
-        assert len(blocks) == count, "blocks are swapped out that are not lent"
-        saved = self._state.save_and_free(self._kv, blocks, job_id)
-        return SlotCopies(self._kv.model.name, saved, NO_RUNS, NO_RUNS)
 
     def _touched(
         self, victim: ModelKv, blocks: NDArray[np.intp], held: NDArray[np.int32]
@@ -145,7 +165,8 @@ class Saving:
         lenders = self._state.lenders
         places = -(-held * self._kv.slot_bytes // victim.slot_bytes)
         ends = lenders.ends[blocks].astype(np.int32)
-        takes_all = lenders.is_left[blocks] | (held == self._kv.block_tokens) | (not self._is_lazy)
+        is_full = held == self._kv.block_tokens
+        takes_all = lenders.is_left[blocks] | is_full | (not self._saves_lazily)
         return np.where(takes_all, ends, np.minimum(places, ends))
 
     def _safe(self, victim: ModelKv, blocks: NDArray[np.intp]) -> NDArray[np.int32]:
@@ -153,24 +174,43 @@ class Saving:
         kv, lenders = self._kv, self._state.lenders
         saved = lenders.saved[blocks].astype(np.int32)
         safe = saved  # where their blocks hold as many tokens
-        if not self._is_lazy or victim.slot_bytes != kv.slot_bytes:
-            most = kv.block_tokens - 1 if self._is_lazy else 0
+        if not self._saves_lazily or victim.slot_bytes != kv.slot_bytes:
+            most = kv.block_tokens - 1 if self._saves_lazily else 0
             safe = np.minimum(saved * victim.slot_bytes // kv.slot_bytes, most)
         return np.where(saved == lenders.ends[blocks], kv.block_tokens, safe)
 
+    # Restore
 
-class ColumnRestoring:
-    """Plans restores of one model's lent sequences; each is final when its job has succeeded."""
+    def restore_cost(self, row: int) -> int:
+        """Return the fresh blocks that a restore of `row` would take now."""
+        return int(self._kv.lent.costs[row])
 
-    def __init__(self, state: LentState, kv: ModelKv) -> None:
-        self._state = state
-        self._kv = kv
+    def restore_shortage(self, row: int, spare: int) -> Shortage | None:
+        """Return what is missing to restore `row` and take `spare` blocks more."""
+        return self._shortage(np.array([row], dtype=np.int32), spare)[1]
 
     def can_restore(self, row: int) -> bool:
-        """False while copies of the sequence are on their way or lost, or it is blocked."""
+        """False while jobs save it, restore it or what it lies over, and after a failed save."""
         return not (self._kv.lent.is_busy(row) or self._state.is_blocked(self._kv, row))
 
-    def shortage(self, rows: NDArray[np.int32], spare: int = 0) -> tuple[int, Shortage | None]:
+    def restore(
+        self, rows: NDArray[np.int32], job_id: int
+    ) -> tuple[TableDelta, SlotCopies] | Shortage:
+        """Make `rows` (distinct, of one side) whole with a job, all or none of them.
+
+        Returns new table entries and copies, or what is missing. Left ones take lent blocks, too:
+        call `saves` of them for the job before its next `restore`.
+        """
+        blocks, shortage = self._shortage(rows)
+        if shortage is not None:
+            return shortage
+        self._cached.make_room(blocks)
+        restore = self._plan(rows)
+        self._state.restore(restore, job_id)
+        tables = TableDelta(restore.column_rows, restore.positions, restore.after.copy())
+        return tables, self._copies(restore)
+
+    def _shortage(self, rows: NDArray[np.int32], spare: int = 0) -> tuple[int, Shortage | None]:
         """Return the blocks that lent `rows` (of one side) and `spare` need, and the shortage."""
         kv, ledger = self._kv, self._state.ledger
         fresh = int(kv.lent.costs[rows].sum())
@@ -180,13 +220,6 @@ class ColumnRestoring:
         _, _, columns = kv.lent_entries(rows)
         num_returned = len(columns) * kv.columns.blocks_per_column - fresh
         return blocks, ledger.shortage(kv.model.name, blocks, num_returned=num_returned)
-
-    def restore(self, rows: NDArray[np.int32], job_id: int) -> tuple[TableDelta, SlotCopies]:
-        """Make lent `rows` (int32 [n], distinct, of one side) whole; fresh blocks are there."""
-        restore = self._plan(rows)
-        self._state.restore(restore, job_id)
-        tables = TableDelta(restore.column_rows, restore.positions, restore.after.copy())
-        return tables, self._copies(restore)
 
     def _plan(self, rows: NDArray[np.int32]) -> Restore:
         kv, lent, table = self._kv, self._kv.lent, self._kv.sequences

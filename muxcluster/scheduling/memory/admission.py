@@ -273,28 +273,28 @@ class Memory:
 
     def may_overwrite(self, model: ModelState) -> bool:
         """True where interactive sequences of `model` may lie over lent blocks."""
-        return self._lending.is_on and model.kv.lies_over_lent
+        return self._lending.is_on and model.kv.lending.lies_over_lent
 
     def saves(
         self, model: ModelState, rows: TableRows, counts: NDArray[np.int32], job_id: int
     ) -> tuple[SlotCopies, ...]:
         """Return how a job saves what the next counts[i] tokens of rows[i] overwrite."""
-        return model.kv.saves(rows, model.running.num_computed[rows] + counts, job_id)
+        return model.kv.lending.saves(rows, model.running.num_computed[rows] + counts, job_id)
 
     def unblocked(self, model: ModelState, rows: TableRows) -> TableRows:
         """Return those of `rows` that no running job keeps out, as it restores from below."""
-        blocked = model.kv.blocked()
+        blocked = model.kv.lending.blocked()
         return rows if blocked is None else rows[~blocked[rows]]
 
     def restorable(self, model: ModelState) -> TableRows:
         """Return lent sequences that can be restored now, cheapest first, then most senior."""
         table = model.running
         lent = table.idle_lent()
-        ready = [row for row in lent.tolist() if model.kv.can_restore(row)]
+        ready = [row for row in lent.tolist() if model.kv.lending.can_restore(row)]
         if not ready:
             return lent[:0]
         rows = np.array(ready, dtype=np.int32)
-        costs = np.array([model.kv.restore_cost(row) for row in ready])
+        costs = np.array([model.kv.lending.restore_cost(row) for row in ready])
         return rows[np.lexsort((table.seniority[rows], costs))]
 
     @property
@@ -309,12 +309,12 @@ class Memory:
 
     def has_column_for(self, model: ModelState, row: int) -> bool:
         """True where a lent batch sequence could be restored and decode its next token."""
-        needed = model.kv.restore_cost(row) + model.blocks_per_column
+        needed = model.kv.lending.restore_cost(row) + model.blocks_per_column
         return needed <= model.kv.headroom(Side.RIGHT)
 
     def has_spare(self, model: ModelState, row: int) -> bool:
         """True where a lent batch sequence could be restored and all could grow by a column."""
-        needed = model.kv.restore_cost(row) + self._reserve(model, Side.RIGHT)
+        needed = model.kv.lending.restore_cost(row) + self._reserve(model, Side.RIGHT)
         return needed <= model.kv.headroom(Side.RIGHT)
 
     def lent_bytes(self, model: ModelState, row: int) -> int:

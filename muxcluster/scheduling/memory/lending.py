@@ -48,7 +48,7 @@ class SequenceLending:
 
     def _cover(self, lenders: Sequence[tuple[ModelState, int]], blocks: int) -> bool:
         for model, row in lenders:
-            blocks -= model.kv.lendable(row)
+            blocks -= model.kv.lending.lendable(row)
             if blocks <= 0:
                 return True
         return False
@@ -97,7 +97,7 @@ class SequenceLending:
     def lend_from(self, model: ModelState, row: int, blocks: int) -> int:
         """Let an idle sequence lend `blocks` or as many as it can; return the blocks lent."""
         table = model.running
-        lent = model.kv.lend(row, int(table.num_computed[row]), blocks)
+        lent = model.kv.lending.lend(row, int(table.num_computed[row]), blocks)
         model.counters.num_lent_columns += lent // model.blocks_per_column
         if lent:
             table.set_lent(row)
@@ -118,7 +118,9 @@ class SequenceLending:
                 return True
             if only is None and bool((table.is_batch & table.in_job).any()):
                 return True
-            if only is None and not all(map(model.kv.can_restore, table.idle_lent().tolist())):
+            if only is None and not all(
+                map(model.kv.lending.can_restore, table.idle_lent().tolist())
+            ):
                 return True
         return False
 
@@ -153,7 +155,7 @@ class SequenceLending:
 def restore(model: ModelState, row: int, job_id: int) -> Restored | None:
     """Give a lent sequence all columns back, for the job; None where blocks are short."""
     rows = np.array([row], dtype=np.int32)
-    restored = model.kv.restore(rows, job_id)
+    restored = model.kv.lending.restore(rows, job_id)
     if isinstance(restored, Shortage):
         return None
     model.running.set_whole(row)
@@ -244,7 +246,7 @@ class Swapping:
         column = model.blocks_per_column if lacks else 0
 
         def lack() -> int:
-            return model.kv.restore_cost(row) + column
+            return model.kv.lending.restore_cost(row) + column
 
         saves = self._make_room(model, row, lack, job_id, now)
         if saves is None:
@@ -287,13 +289,13 @@ class Swapping:
     def _lend(self, rank: int, short: Callable[[], int]) -> bool:
         """Let juniors lend until that covers what is `short()`; False: it does not."""
         juniors = self._juniors(rank)
-        lent = {(model.name, row): model.kv.untaken(row) for model, row in juniors}
+        lent = {(model.name, row): model.kv.lending.untaken(row) for model, row in juniors}
         total, missing = sum(lent.values()), short()
         for model, row in juniors:
             if missing <= total:
                 return True
             if self._lending.lend_from(model, row, missing - total):
-                total += model.kv.untaken(row) - lent[model.name, row]
+                total += model.kv.lending.untaken(row) - lent[model.name, row]
                 missing = short()
         return missing <= total
 
@@ -302,9 +304,9 @@ class Swapping:
         for model, row in self._juniors(rank):
             if blocks <= 0:
                 break
-            count = min(blocks, model.kv.untaken(row))
+            count = min(blocks, model.kv.lending.untaken(row))
             if count:
-                copies.append(model.kv.swap_out(row, count, job_id))
+                copies.append(model.kv.lending.swap_out(row, count, job_id))
                 blocks -= count
         return tuple(copies)
 
@@ -335,7 +337,7 @@ class SequenceRestoring:
             return None
         row = int(table.by_seniority(lent)[0])
         is_next = all(self._first_short(each) >= table.seniority[row] for each in self._models)
-        return row if is_next and model.kv.can_restore(row) else None
+        return row if is_next and model.kv.lending.can_restore(row) else None
 
     def _first_short(self, model: ModelState) -> int:
         """Return the seniority of the first idle interactive sequence that lacks blocks."""
@@ -358,7 +360,7 @@ class SequenceRestoring:
         spare = self._next_column(model, row)
         if has_reserve:
             spare += sum(self._reserve(each, rank) for each in self._models)
-        while (short := model.kv.restore_shortage(row, spare)) is not None:
+        while (short := model.kv.lending.restore_shortage(row, spare)) is not None:
             only = model if short.by_quota else None
             if not self._lending.lend_by_juniors(short.blocks, rank, only):
                 return None
@@ -386,7 +388,7 @@ class SequenceRestoring:
         Call it where nothing else can run: only batch sequences are here, or it is the most senior.
         """
         table = model.running
-        if not model.kv.can_restore(row):
+        if not model.kv.lending.can_restore(row):
             return None
         if table.is_batch[row]:
             is_stuck = self._swapping.is_stuck

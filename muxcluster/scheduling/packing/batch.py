@@ -70,14 +70,6 @@ class Packing(Protocol):
         """Return True where a prefill job would find rows; nothing changes."""
         ...
 
-    def backlog(self, models: Sequence[ModelState]) -> float:
-        """Return how many full prefill jobs wait of models that lack no blocks."""
-        ...
-
-    def pool_use(self) -> float:
-        """Return the share of the pool's blocks that live sequences hold."""
-        ...
-
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
         """Learn from `job`, which ran for so long beside as many others."""
         ...

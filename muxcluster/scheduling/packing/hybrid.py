@@ -7,7 +7,6 @@ no swap of whole sequences: see lending.py.
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from muxcluster.core.job import Job, Phase
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Batch, Draft, Limits, Turn
-from muxcluster.scheduling.packing.priority import PriorityPacking
 from muxcluster.scheduling.packing.rows import (
     LEAST_CHUNK,
     Prompts,
@@ -50,7 +48,6 @@ class HybridPacking:
         self._ageing = Ageing(limits.ageing_s)
         self._prompts = Prompts(memory, limits)
         self._returns = RestoredRows(memory, limits, times, self._slack, self._ageing)
-        self._plain = PriorityPacking(memory, limits, times)
 
     def may_prefill(self, model: ModelState) -> bool:
         """Return True where a chunk or an admissible request waits."""
@@ -60,12 +57,6 @@ class HybridPacking:
             return bool(model.running.is_prefilling[row])
         head = None if self._memory.owes_interactive else model.waiting.head
         return head is not None and self._memory.may_admit(model, head)
-
-    def backlog(self, models: Sequence[ModelState]) -> float:
-        return self._plain.backlog(models)
-
-    def pool_use(self) -> float:
-        return self._memory.pool_use
 
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
         self._times.observe(job, seconds, num_beside=num_beside)

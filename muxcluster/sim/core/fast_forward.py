@@ -7,8 +7,8 @@ scheduler. Each keeps its own duration and slowdown by its neighbours: nothing i
 
 from collections import deque
 
+from muxcluster.scheduling.lanes.view import Repetition
 from muxcluster.scheduling.scheduler import UnitScheduler
-from muxcluster.scheduling.state.repetition import Repetition
 from muxcluster.sim.core.concurrency import Concurrency, Repeated, Running
 from muxcluster.sim.core.timing import Timing, Work
 
