@@ -139,7 +139,7 @@ FAULTS = (
         "placement/cost/roofline.py",
         "sent = 2 * (1 - 1 / work.tp)",
         "sent = (1 - 1 / work.tp)",
-        "tests/placement/test_cost.py",
+        "tests/placement/cost/test_cost.py",
     ),
     Fault(
         "jobs side by side do not slow one another",

@@ -45,7 +45,6 @@ class BlockLedger:
         return self._quotas[model]
 
     def used(self, model: str) -> int:
-        """Blocks charged to the model."""
         return self._used[model]
 
     def batch_used(self, model: str) -> int:

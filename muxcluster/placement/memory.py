@@ -52,7 +52,6 @@ def check_split(demand: Demand, tp: int) -> None:
 
 
 def weight_bytes(demand: Demand) -> int:
-    """All weights of the model."""
     return demand.shape.num_params * demand.itemsize
 
 

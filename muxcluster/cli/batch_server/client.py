@@ -61,11 +61,9 @@ class BatchServer:
         return self._asked("batches", json.dumps(fields).encode(), {})
 
     def batch(self, batch_id: str) -> ApiObject:
-        """Return one batch as it is now."""
         return self._asked(f"batches/{quote(batch_id, safe='')}")
 
     def batches(self, count: int) -> list[ApiObject]:
-        """Return the newest batches."""
         found: list[ApiObject] = self._asked(f"batches?{urlencode({'limit': count})}")["data"]
         return found
 

@@ -97,7 +97,6 @@ def saturation(share: Number, knee: float) -> Number:
 
 
 def job_seconds(work: Work[Number], gpu: Gpu, itemsize: int, tuning: Tuning) -> Number:
-    """Seconds of one job, or of each of many."""
     sms = work.tp * saturation(work.share, tuning.compute_knee)
     compute_s = work.flops / (sms * gpu.flops * tuning.compute)
     drawn = work.tp * saturation(work.share, gpu.bandwidth_knee)
