@@ -25,12 +25,12 @@ sys.path.pop(0)  # the script's folder, whose http.py would hide Python's
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.harness import Bench, Claim, make_parser
-from muxcluster.placement.assess import ModelReport, assess
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.review.assess import ModelReport, assess
 from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.cases.check import check_plan, span_of
 
