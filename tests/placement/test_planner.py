@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.planning.verify import violations
 from muxcluster.placement.execution import executions, planned
 from muxcluster.placement.hardware import GIB, GPUS, cpu
 from muxcluster.placement.memory import DoesNotFit, block_bytes, table_bytes
@@ -14,7 +15,6 @@ from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Limits, Node, Problem
 from muxcluster.placement.quota import split_blocks
-from muxcluster.placement.review.verify import violations
 from muxcluster.placement.shapes.known import SHAPES
 
 

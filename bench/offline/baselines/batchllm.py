@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.offline.order.lifetimes import Lifetimes, prefix_lifetimes
+from bench.offline.baselines.lifetimes import Lifetimes, prefix_lifetimes
 from muxcluster.offline.order.one_level import best_prefixes
 from muxcluster.offline.prefix.groups import PrefixGroups, group_by_prefix, order_by_decoding
 from muxcluster.offline.prefix.prompts import Prompts
