@@ -6,8 +6,8 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.figure import Figure
 
+from bench.muxserve.simulated.sms_over_time import areas, sms_over_time
 from muxcluster.sim.core.timeline import JobSpan
-from muxcluster.sim.plot.jobs import areas, sms_over_time
 
 MODELS = ("a", "b")
 
