@@ -29,9 +29,8 @@ def watched(model: Foreign) -> Iterator[Work]:
         work.forwards += 1
         work.computed_tokens += rows * width
         # `generate` gives no mask where it hides nothing
-        cached = (
-            0 if inputs["past_key_values"] is None else inputs["past_key_values"].get_seq_length()
-        )
+        cache = inputs.get("cache", inputs.get("past_key_values"))
+        cached = 0 if cache is None else cache.get_seq_length()
         work.read_slots += rows * (cached + width)
 
     hook = model.register_forward_pre_hook(note, with_kwargs=True)

@@ -355,4 +355,6 @@ def test_the_files_limits_reach_the_listener(served: ServedModel, tmp_path: Path
         assert status_of(body) == 408
         assert "slower than 1234 bytes a second" in error_of(body)["message"]
 
-    run((served,), work, **{field.name: getattr(settings, field.name) for field in fields(settings)})
+    run(
+        (served,), work, **{field.name: getattr(settings, field.name) for field in fields(settings)}
+    )

@@ -1,5 +1,7 @@
 """The padded batch as such: memory, and what its parts may share."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -76,9 +78,12 @@ def test_a_model_that_reads_padding_is_refused(tiny: ModelBuilder) -> None:
     """GPT-NeoX without its mask: what is padding counts as a token."""
     model = dense_model(tiny("gpt_neox")).forward.model
 
+    # transformers 5.24 has another name for it
+    (name,) = {"cache", "past_key_values"} & set(inspect.signature(model.forward).parameters)
+
     class Blind(type(model)):  # type: ignore[misc]
         def forward(self, input_ids, past_key_values=None, attention_mask=None, **options):  # type: ignore[no-untyped-def]
-            return super().forward(input_ids=input_ids, past_key_values=past_key_values)
+            return super().forward(input_ids=input_ids, **{name: past_key_values})
 
     blind = Blind(model.config).eval()
     blind.load_state_dict(model.state_dict())
