@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 
 from muxcluster.core.errors import ConfigError, StorageFailed, Unavailable
 from muxcluster.core.inputs.web_url import checked_url
+from muxcluster.core.putting import put
 
 ApiObject = Mapping[str, Any]  # An object as OpenAI's API shows it
 TIMEOUT_S = 60.0  # until the start of each answer, and between parts of a file
@@ -89,7 +90,7 @@ class BatchServer:
                         file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-                part.replace(place)
+                put(part, place)
             except OSError as error:
                 raise StorageFailed(place, error.strerror or str(error)) from error
             finally:
