@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from muxcluster.engine.dense.axes import CacheAxes, Sample, UnknownCache
+from muxcluster.engine.dense.forward import CACHE_NAMES
 from muxcluster.engine.dense.model import DenseModel, NotDense
 from muxcluster.engine.dense.prefill import prefill
 from tests.engine.conftest import ModelBuilder
@@ -78,8 +79,8 @@ def test_a_model_that_reads_padding_is_refused(tiny: ModelBuilder) -> None:
     """GPT-NeoX without its mask: what is padding counts as a token."""
     model = dense_model(tiny("gpt_neox")).forward.model
 
-    # transformers 5.24 has another name for it
-    (name,) = {"cache", "past_key_values"} & set(inspect.signature(model.forward).parameters)
+    takes = inspect.signature(model.forward).parameters
+    name = next(each for each in CACHE_NAMES if each in takes)
 
     class Blind(type(model)):  # type: ignore[misc]
         def forward(self, input_ids, past_key_values=None, attention_mask=None, **options):  # type: ignore[no-untyped-def]
