@@ -17,7 +17,7 @@ import yaml
 from starlette.types import ASGIApp
 
 from muxcluster.cluster.ingress.serve_app import settings_of
-from muxcluster.config import load_config
+from muxcluster.config.load import load_config
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.core.served import ServedModel
 from muxcluster.http.app import create_app

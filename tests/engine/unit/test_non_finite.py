@@ -11,7 +11,9 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from muxcluster.config import load_config, plan_for, served_models, unit_specs
+from muxcluster.config.load import load_config
+from muxcluster.config.planning import plan_for
+from muxcluster.config.units import served_models, unit_specs
 from muxcluster.core.errors import LoadError
 from muxcluster.core.events import FinishReason
 from muxcluster.demo.models import build_model
