@@ -27,6 +27,21 @@ class SummedLinear(nn.Module):
         return summed if self.bias is None else summed.add_(self.bias)
 
 
+class SummedExperts(nn.Module):
+    """Experts that are all divided by their inner features: the ranks' results are added."""
+
+    # Routers are whole, so all ranks choose the same experts for a token.
+
+    def __init__(self, part: nn.Module, group: RankGroup) -> None:
+        super().__init__()
+        self.part = part
+        self._group = group
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return what the experts make of hidden states, the same on every rank."""
+        return self._group.all_reduce(self.part(*inputs).contiguous())
+
+
 class GatheredLinear(nn.Module):
     """A linear divided by output features whose result every rank gets whole."""
 
