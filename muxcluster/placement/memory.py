@@ -51,7 +51,8 @@ def check_split(demand: Demand, tp: int) -> None:
 
 
 def parts_of(demand: Demand, tp: int) -> int:
-    """Return `tp`, or 1 for a model that cannot be divided so: plans of `compat` have such units."""
+    """Return `tp`, or 1 for a model that cannot be divided so, which `compat` may plan all the
+    same."""
     return 1 if refusal(demand.shape, tp) or demand.undivided else tp
 
 

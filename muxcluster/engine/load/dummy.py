@@ -23,9 +23,7 @@ class DummyWeights:
     seed: int
     device: str
 
-    def parts(
-        self, names: Sequence[str], like: Tensor, part: Part | None
-    ) -> Mapping[str, Tensor]:
+    def parts(self, names: Sequence[str], like: Tensor, part: Part | None) -> Mapping[str, Tensor]:
         """Return normal numbers of DUMMY_STD; for one axis zeros for biases, ones for scales."""
         whole = self._whole(names[0], like)
         return {names[0]: whole if part is None else part.of(whole)}

@@ -13,10 +13,8 @@ from muxcluster.engine.load.skeleton import put, tied_names
 class WeightSource(Protocol):
     """A source of weights; it holds no tensor after returning it."""
 
-    def parts(
-        self, names: Sequence[str], like: Tensor, part: Part | None
-    ) -> Mapping[str, Tensor]:
-        """Return `part`, None: all, of the tensor that has all of `names`, by the names it has here.
+    def parts(self, names: Sequence[str], like: Tensor, part: Part | None) -> Mapping[str, Tensor]:
+        """Return `part`, None: all, of the tensor of all `names`, by the names it has here.
 
         The parts may be views. like: shape and type of the whole, and its value if it needs none
         from here. Different tensors under two names stay different. Raises LoadError if there is
@@ -30,7 +28,8 @@ def fill(
 ) -> nn.Module:
     """Move `model` to `device` and fill all its parameters and stored buffers from `source`.
 
-    parts: of parameters, by a name of each; others are whole. Raises LoadError as `WeightSource.parts`.
+    parts: of parameters by their first names; others are whole. Raises LoadError as
+    `WeightSource.parts`.
     """
     stored = model.state_dict(keep_vars=True)
     buffers = {name: each for name, each in stored.items() if not isinstance(each, nn.Parameter)}

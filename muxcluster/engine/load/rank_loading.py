@@ -32,4 +32,3 @@ def load_part(
     fill(model, source, device, division.parts)
     connect(model, division, group)
     return model
-

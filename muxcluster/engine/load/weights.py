@@ -72,9 +72,7 @@ class WeightFiles:
         self._shards = {name: shard for shard, names in shards.items() for name in names}
         self._open: dict[Path, Any] = {}
 
-    def parts(
-        self, names: Sequence[str], like: Tensor, part: Part | None
-    ) -> Mapping[str, Tensor]:
+    def parts(self, names: Sequence[str], like: Tensor, part: Part | None) -> Mapping[str, Tensor]:
         """As `WeightSource.parts`; names of equal tensors share the first of them."""
         found = {name: self._part(name, like, part) for name in names if self._stored(name)}
         if not found:

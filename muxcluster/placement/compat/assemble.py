@@ -72,7 +72,9 @@ def _unit(problem: Problem, mesh: _PlacedMesh, tenants: Sequence[Tenant]) -> Pla
         gpus=tuple(range(mesh.first, mesh.first + mesh.size)),
         tp=mesh.size,
         kv_blocks=num_blocks,
-        models=_models(tenants, estimate(tenants), _quotas(problem, mesh.size, demands, num_blocks)),
+        models=_models(
+            tenants, estimate(tenants), _quotas(problem, mesh.size, demands, num_blocks)
+        ),
         execution=planned(execution),
     )
 

@@ -10,11 +10,29 @@ from math import gcd
 
 from muxcluster.placement.shapes.shape import ModelShape
 
+_FEATURES = 8  # at least 16 bytes in each dtype
+
 
 def part_bounds(length: int, rank: int, size: int) -> tuple[int, int]:
     """Return first and end of a rank's part of `length` rows; the last may be short or empty."""
     rows = -(-length // size)
     return min(rank * rows, length), min((rank + 1) * rows, length)
+
+
+def feature_bounds(length: int, rank: int, size: int) -> tuple[int, int]:
+    """Return first and end of a rank's part of the features between two linears: of an MLP, or of
+    attention, whose heads are a multiple of the ranks."""
+    return (
+        part_bounds(length, rank, size) if length % size == 0 else expert_bounds(length, rank, size)
+    )
+
+
+def expert_bounds(length: int, rank: int, size: int) -> tuple[int, int]:
+    """Return first and end of a rank's part of the features of each expert."""
+    # Products of all experts at once take rows of whole 16 bytes only (torch's grouped_mm).
+    step = _FEATURES if fills_all(-(-length // _FEATURES), size) else 1
+    first, end = part_bounds(-(-length // step), rank, size)
+    return first * step, min(end * step, length)
 
 
 def fills_all(length: int, size: int) -> bool:
@@ -78,12 +96,13 @@ def _largest_part(shape: ModelShape, size: int) -> ModelShape:
     if reason:
         raise ValueError(reason)
     vocabulary = shape.vocab_size
+    widest = expert_bounds if shape.num_experts > 1 else feature_bounds
     return replace(
         shape,
         num_heads=shape.num_heads // size,
         num_kv_heads=num_rank_kv_heads(shape.num_heads, shape.num_kv_heads, size),
-        intermediate_size=-(-shape.intermediate_size // size),
-        shared_intermediate_size=-(-shape.shared_intermediate_size // size),
-        dense_intermediate_size=-(-shape.dense_intermediate_size // size),
+        intermediate_size=widest(shape.intermediate_size, 0, size)[1],
+        shared_intermediate_size=feature_bounds(shape.shared_intermediate_size, 0, size)[1],
+        dense_intermediate_size=feature_bounds(shape.dense_intermediate_size, 0, size)[1],
         vocab_size=-(-vocabulary // size) if fills_all(vocabulary, size) else vocabulary,
     )

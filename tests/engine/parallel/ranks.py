@@ -4,22 +4,24 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from muxcluster.config import read_facts
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.load.division.group import RankGroup
+from muxcluster.placement.shapes.division import part_of
 
 T = TypeVar("T")
 
 
 def rank_model(spec: ModelSpec, size: int = 2) -> ModelSpec:
     """What one of `size` ranks has of a model."""
-    heads, remainder = divmod(spec.shape.num_kv_heads, size)
-    assert remainder == 0
-    return replace(spec, shape=replace(spec.shape, num_kv_heads=heads))
+    part = part_of(read_facts(Path(spec.path)).shape, size)
+    return replace(spec, shape=replace(spec.shape, num_kv_heads=part.num_kv_heads))
 
 
 def over_ranks(spec: UnitSpec, size: int = 2) -> UnitSpec:

@@ -35,9 +35,15 @@ from muxcluster.engine.load.division.plans import (
     EXPERTS,
     IGNORED,
     PACKED,
+    QKV,
     plan_of,
 )
-from muxcluster.placement.shapes.division import fills_all, part_bounds
+from muxcluster.placement.shapes.division import (
+    expert_bounds,
+    feature_bounds,
+    fills_all,
+    part_bounds,
+)
 
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -51,7 +57,9 @@ class Division:
     parts: Mapping[str, Part]  # of parameters by name; what is not named is whole
     summed: tuple[str, ...]  # linears whose results the ranks add
     experts: tuple[str, ...]  # modules of experts, whose results the ranks add
-    owners: frozenset[str]  # modules that own divided linears, attention among them
+    # modules that own divided linears, attention among them, and which of them read numbers of
+    # heads from their configuration
+    owners: Mapping[str, bool]
     heads: RankHeads
     # embeddings, head: by name, "" where not divided
     embeddings: str
@@ -78,8 +86,8 @@ def divide(model: Foreign, config_file: Path, group: RankGroup) -> Division:
 
 def connect(model: Foreign, division: Division, group: RankGroup) -> None:
     """Put the layers that talk to other ranks in place; `model` holds this rank's parts already."""
-    for name in division.owners:
-        division.heads.tell(model.get_submodule(name))
+    for name, reads_config in division.owners.items():
+        division.heads.tell(model.get_submodule(name), reads_config=reads_config)
     for name in division.summed:
         model.set_submodule(name, SummedLinear(model.get_submodule(name), group))
     for name in division.experts:
@@ -107,14 +115,16 @@ def _divide(model: Foreign, group: RankGroup) -> Division:
     if heads.num_heads % group.size:
         raise _CannotDivide(f"{heads.num_heads} heads cannot be divided among them")
     parts: dict[str, Part] = {}
-    summed, experts, owners = [], [], set()
+    owners: dict[str, bool] = {}
+    summed, experts = [], []
     for name, module, style in _planned(model):
         if style == EXPERTS:
             experts.append(name)
         elif isinstance(module, nn.Parameter):
             parts[name] = _expert_part(name, module, style, group)
         else:
-            owners.add(name.rpartition(".")[0])
+            owner = name.rpartition(".")[0]
+            owners[owner] = owners.get(owner, False) or style == QKV
             part = parts[f"{name}.weight"] = _linear_part(name, module, style, heads, group)
             if part.axis:
                 summed.append(name)
@@ -122,14 +132,10 @@ def _divide(model: Foreign, group: RankGroup) -> Division:
                 parts[f"{name}.bias"] = part
     _check_experts(model, experts, parts)
     embeddings, head = _vocabulary(model, group)
-    parts |= {f"{name}.weight": Part(0, (mine,)) for name, mine in _rows(model, embeddings, group)}
-    for name, mine in _rows(model, head, group):
-        parts[f"{name}.weight"] = Part(0, (mine,))
-        if model.get_submodule(name).bias is not None:
-            parts[f"{name}.bias"] = Part(0, (mine,))
-    return Division(
-        parts, tuple(summed), tuple(experts), frozenset(owners), heads, embeddings, head
-    )
+    for name in filter(None, (embeddings, head)):
+        for weight, each in model.get_submodule(name).named_parameters():
+            parts[f"{name}.{weight}"] = Part(0, (bounds(len(each), group),))
+    return Division(parts, tuple(summed), tuple(experts), owners, heads, embeddings, head)
 
 
 def _planned(model: Foreign) -> Iterator[tuple[str, Foreign, str]]:
@@ -153,32 +159,38 @@ def _linear_part(
     name: str, module: Foreign, style: str, heads: RankHeads, group: RankGroup
 ) -> Part:
     """Return the part of a linear's weight that this rank has."""
-    if style not in (BY_OUTPUT, BY_INPUT) or type(module) is not nn.Linear:
+    if style not in (BY_OUTPUT, BY_INPUT, PACKED, QKV) or type(module) is not nn.Linear:
         raise _unknown(name, module, style)
-    axis = 0 if style == BY_OUTPUT else 1
+    axis = 1 if style == BY_INPUT else 0
     length = module.weight.shape[axis]
-    if axis == 0 and heads.are_keys_or_values(name):
+    if style == QKV:
+        return heads.qkv_part(length)
+    if style == BY_OUTPUT and heads.are_keys_or_values(name):
         return heads.kv_part(length)
-    return Part(axis, (_features(name, length, ("outputs", "inputs")[axis], group),))
+    length = length // 2 if style == PACKED else length
+    _check_all_filled(name, length, ("outputs", "inputs")[axis], group)
+    return _halves(axis, length, feature_bounds(length, group.rank, group.size), style)
 
 
 def _expert_part(name: str, weight: nn.Parameter, style: str, group: RankGroup) -> Part:
     """Return the part of the merged weight of all experts, [experts, outputs, inputs]."""
     if weight.ndim != 3 or style not in (BY_OUTPUT, BY_INPUT, PACKED):
         raise _unknown(name, weight, style)
-    if style == BY_INPUT:
-        return Part(2, (_features(name, weight.shape[2], "inputs", group),))
-    if style == BY_OUTPUT:
-        return Part(1, (_features(name, weight.shape[1], "outputs", group),))
-    half = weight.shape[1] // 2
-    first, end = _features(name, half, "outputs", group)
-    return Part(1, ((first, end), (half + first, half + end)))
+    axis = 2 if style == BY_INPUT else 1
+    length = weight.shape[axis] // (2 if style == PACKED else 1)
+    _check_all_filled(name, length, ("outputs", "inputs")[axis - 1], group)
+    return _halves(axis, length, expert_bounds(length, group.rank, group.size), style)
 
 
-def _features(name: str, length: int, kind: str, group: RankGroup) -> tuple[int, int]:
+def _halves(axis: int, length: int, mine: tuple[int, int], style: str) -> Part:
+    """Return these features, of both halves of `length` each if they are packed."""
+    first, end = mine
+    return Part(axis, (mine, (length + first, length + end)) if style == PACKED else (mine,))
+
+
+def _check_all_filled(name: str, length: int, kind: str, group: RankGroup) -> None:
     if not fills_all(length, group.size):
         raise _CannotDivide(f"{name} has {length} {kind}, which leaves a rank without any")
-    return bounds(length, group)
 
 
 def _unknown(name: str, module: Foreign, style: str) -> _CannotDivide:
@@ -199,22 +211,17 @@ def _check_experts(model: Foreign, experts: list[str], parts: Mapping[str, Part]
 def _vocabulary(model: Foreign, group: RankGroup) -> tuple[str, str]:
     """Return the names of embeddings and output layer, "" where they are whole."""
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
-    embeddings = _divisible(model, inputs, nn.Embedding, group)
-    head = _divisible(model, outputs, nn.Linear, group)
+    # embeddings of a class of its own may scale rows, a head of one may do anything
+    embeddings = _divisible(model, inputs, isinstance(inputs, nn.Embedding), group)
+    head = _divisible(model, outputs, type(outputs) is nn.Linear, group)
     # layers that share a weight are both divided or neither
     is_half = outputs.weight is inputs.weight and not (embeddings and head)
     return ("", "") if is_half else (embeddings, head)
 
 
-def _divisible(model: Foreign, module: Foreign, kind: type[Foreign], group: RankGroup) -> str:
+def _divisible(model: Foreign, module: Foreign, is_known: bool, group: RankGroup) -> str:
     """Return the name of a vocabulary module that every rank can have rows of; "": none."""
-    # Of another class it may do more than look up rows.
-    if type(module) is not kind or not fills_all(module.weight.shape[0], group.size):
+    if not is_known or not fills_all(module.weight.shape[0], group.size):
         return ""
     names: Iterator[str] = (name for name, each in model.named_modules() if each is module)
     return next(names)
-
-
-def _rows(model: Foreign, name: str, group: RankGroup) -> list[tuple[str, tuple[int, int]]]:
-    """Return name and this rank's rows of a vocabulary module, nothing where it is whole."""
-    return [(name, bounds(len(model.get_submodule(name).weight), group))] if name else []

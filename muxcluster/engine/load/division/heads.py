@@ -1,6 +1,7 @@
 """Heads of one rank: which it has, and what its attention modules are told of them."""
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 
 from torch import nn
@@ -33,13 +34,31 @@ class RankHeads:
         """Return this rank's rows of a weight that makes keys or values, of `num_rows`."""
         return Part.of_heads(self.kv_heads, num_rows // self.num_kv_heads)
 
-    def tell(self, owner: nn.Module) -> None:
-        """Set the numbers of heads that `owner` keeps, if any, to this rank's."""
-        # Not a rule of the library, but what its attention modules have in common; whatever reads
-        # another number in its forward fails the probe or the comparison of logits.
+    def qkv_part(self, num_rows: int) -> Part:
+        """Return this rank's rows of a weight that makes all queries, then keys, then values."""
+        rows = num_rows // (self.num_heads + 2 * self.num_kv_heads)
+        here = self.num_heads // self.size
+        queries = range(self.rank * here, (self.rank + 1) * here)
+        keys = [self.num_heads + head for head in self.kv_heads]
+        values = [self.num_kv_heads + head for head in keys]
+        return Part.of_heads((*queries, *keys, *values), rows)
+
+    def tell(self, owner: nn.Module, *, reads_config: bool) -> None:
+        """Set the numbers of heads that `owner` keeps, if any, to this rank's.
+
+        reads_config: it takes them from its configuration in its forward.
+        """
+        # Not a rule of the library, but what its attention modules have in common. One that reads
+        # another number in its forward fails when the model is probed.
+        if reads_config:
+            owner.config = copy(owner.config)
+            self._set(owner.config)
+        self._set(owner)
+
+    def _set(self, keeper: object) -> None:
         for name, (whole, mine) in self._counts().items():
-            if getattr(owner, name, None) == whole:
-                setattr(owner, name, mine)
+            if getattr(keeper, name, None) == whole:
+                setattr(keeper, name, mine)
 
     def _counts(self) -> Mapping[str, tuple[int, int]]:
         """Return numbers of heads, of the model and of this rank, by names of attributes."""

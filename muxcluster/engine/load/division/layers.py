@@ -5,7 +5,7 @@ A linear divided by output features needs no class: it is a smaller `nn.Linear`.
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, pad
+from torch.nn.functional import pad
 
 from muxcluster.engine.load.division.group import RankGroup
 
@@ -67,16 +67,16 @@ class SummedEmbedding(nn.Module):
     """Token embeddings divided by vocabulary: one rank has a token's row, the others add zeros."""
 
     def __init__(self, part: nn.Embedding, first: int, group: RankGroup) -> None:
-        """part: rows of the tokens from `first` on."""
+        """part: rows of the tokens from `first` on; it may scale what it looks up."""
         super().__init__()
+        part.padding_idx = None  # of the whole vocabulary, and for training only
         self.part = part
         self._first = first
         self._group = group
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map int64 [...] to [..., hidden_size]."""
-        weight = self.part.weight
         places = tokens - self._first
-        is_here = (places >= 0) & (places < len(weight))
-        rows = embedding(torch.where(is_here, places, 0), weight)
+        is_here = (places >= 0) & (places < len(self.part.weight))
+        rows = self.part(torch.where(is_here, places, 0))
         return self._group.all_reduce(rows.masked_fill_(~is_here.unsqueeze(-1), 0))

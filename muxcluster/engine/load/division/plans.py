@@ -10,6 +10,7 @@ from typing import Any
 
 BY_OUTPUT, BY_INPUT = "colwise", "rowwise"
 PACKED = "packed_colwise"  # two matrices in one, each divided by output
+QKV = "colwise_qkv"  # ours: queries, keys and values in one matrix, each divided by heads
 EXPERTS = "moe_tp_experts"  # a module whose results the ranks add
 
 # Styles that we need not carry out: whole weights, and vocabularies, which are always divided.
@@ -20,22 +21,33 @@ IGNORED = frozenset(
 Plan = Mapping[str, str]
 
 
-def _layers(
-    prefix: str, by_output: tuple[str, ...], by_input: tuple[str, ...]
-) -> dict[str, str]:
+def _layers(prefix: str, by_output: tuple[str, ...], by_input: tuple[str, ...]) -> dict[str, str]:
     styles = {BY_OUTPUT: by_output, BY_INPUT: by_input}
     return {f"{prefix}.{name}": style for style, names in styles.items() for name in names}
 
 
-_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-_SHARED_EXPERT = _layers(
-    "layers.*.mlp.shared_expert", ("gate_proj", "up_proj"), ("down_proj",)
-)
-# By model type; entries are added to the library's.
+_HEADS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_GATED = ("gate_proj", "up_proj")
+# The library gathers what merged matrices make, as its chunks of rows would mix them.
+_MERGED_MLP = {"layers.*.mlp.gate_up_proj": PACKED, "layers.*.mlp.down_proj": BY_INPUT}
+
+# By model type; entries are added to the library's, or take their place.
 OWN_PLANS: Mapping[str, Plan] = MappingProxyType(
     {
-        "opt": _layers("decoder.layers.*", (*_QKV, "fc1"), ("self_attn.out_proj", "fc2")),
-        "qwen2_moe": _SHARED_EXPERT,
+        "glm": _MERGED_MLP,
+        "glm4": _MERGED_MLP,
+        "hunyuan_v1_dense": {
+            **_layers("layers.*", _HEADS, ("self_attn.o_proj",)),
+            **_layers("layers.*.mlp", _GATED, ("down_proj",)),
+        },
+        "opt": _layers("decoder.layers.*", (*_HEADS, "fc1"), ("self_attn.out_proj", "fc2")),
+        "phi3": {
+            "layers.*.self_attn.qkv_proj": QKV,
+            "layers.*.self_attn.o_proj": BY_INPUT,
+            **_MERGED_MLP,
+        },
+        "qwen2_moe": _layers("layers.*.mlp.shared_expert", _GATED, ("down_proj",)),
+        "solar_open": _layers("layers.*.mlp.shared_experts", _GATED, ("down_proj",)),
     }
 )
 

@@ -6,7 +6,7 @@ transformers merges the matrices of all experts of a layer; files have one for e
 from collections.abc import Iterator, Mapping
 
 # Parts of names: in the model, in older files.
-_RENAMED = (("", ""), (".mlp.", ".block_sparse_moe."))
+_RENAMED = (("", ""), (".mlp.", ".block_sparse_moe."), ("lm_head.", "embed_out."))
 
 # For each merged weight, spellings of the matrices of one expert that lie one below the other.
 _MERGED: Mapping[str, tuple[tuple[str, ...], ...]] = {
