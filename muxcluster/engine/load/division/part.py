@@ -22,7 +22,8 @@ class Part:
     def within(self, first: int, length: int) -> "Part":
         """Return what this has of rows `first` to `first + length`, counted from `first`."""
         cut = ((max(low - first, 0), min(high - first, length)) for low, high in self.ranges)
-        return Part(self.axis, tuple((low, high) for low, high in cut if low < high))
+        kept = tuple((low, high) for low, high in cut if low < high)
+        return Part(self.axis, kept or ((0, 0),))
 
     def slices(self, num_axes: int) -> list[tuple[slice, ...]]:
         """Return one index for each range, of a tensor of so many axes."""
