@@ -44,7 +44,7 @@ def _missing_text(missing_bytes: int | None) -> str:
 def check_split(demand: Demand, tp: int) -> None:
     """Raise DoesNotFit if the model cannot be divided among `tp` GPUs."""
     reason = refusal(demand.shape, tp)
-    if not reason and demand.undivided and tp > 1:
+    if demand.undivided and tp > 1:
         reason = f"{demand.undivided}, so it cannot be split over {tp} GPUs"
     if reason:
         raise DoesNotFit(demand.name, reason)

@@ -94,23 +94,17 @@ class WeightFiles:
         """Return part of [experts, outputs, inputs], of which each expert's outputs are stored as
         several matrices; `matrices` has their names, with a place for the expert's number."""
         num_experts, num_rows, num_columns = like.shape
-        rows = num_rows // len(matrices)
-        return torch.stack(
-            [
-                torch.cat(
-                    [
-                        self._read(
-                            (name := matrix.format(expert)),
-                            self._stored(name),
-                            (rows, num_columns),
-                            _of_matrix(part, place * rows, rows),
-                        )
-                        for place, matrix in enumerate(matrices)
-                    ]
-                )
-                for expert in range(num_experts)
-            ]
-        )
+        shape = (num_rows // len(matrices), num_columns)
+        cuts = [_of_matrix(part, place * shape[0], shape[0]) for place in range(len(matrices))]
+
+        def expert(number: int) -> Tensor:
+            names = [matrix.format(number) for matrix in matrices]
+            read = zip(names, cuts, strict=True)
+            return torch.cat(
+                [self._read(name, self._stored(name), shape, cut) for name, cut in read]
+            )
+
+        return torch.stack([expert(number) for number in range(num_experts)])
 
     def _read(self, name: str, stored: str, asked: tuple[int, ...], part: Part | None) -> Tensor:
         """Return part of a tensor of shape `asked`. stored: its name in the files, "": in none."""
