@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from muxcluster.config import read_facts
+from muxcluster.config.facts import read_facts
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.placement.shapes.division import part_of

@@ -45,7 +45,7 @@ MATRIX: Mapping[str, Mapping[str, object]] = {
     "gpt_neox": {},
 }  # fmt: skip
 """By name; a family's is what stands before the dash. With 4 ranks all but OPT and GPT-NeoX have
-fewer KV heads than ranks, with 2 ranks Mistral; ragged ones have what no number of ranks divides."""
+fewer KV heads than ranks, with 2 ranks Mistral; ragged ones have what no number divides."""
 
 
 def check_on_ranks(tiny: ModelBuilder, names: Iterable[str], size: int) -> None:

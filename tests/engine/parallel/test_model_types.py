@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from muxcluster.config import read_facts
+from muxcluster.config.facts import read_facts
 from muxcluster.engine.forward.paged_forward import Forward
 from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.engine.load.paged_loading import load_model
