@@ -20,8 +20,10 @@ T = TypeVar("T")
 
 def rank_model(spec: ModelSpec, size: int = 2) -> ModelSpec:
     """What one of `size` ranks has of a model."""
-    part = part_of(read_facts(Path(spec.path)).shape, size)
-    return replace(spec, shape=replace(spec.shape, num_kv_heads=part.num_kv_heads))
+    heads, remainder = divmod(spec.shape.num_kv_heads, size)
+    if remainder:
+        heads = part_of(read_facts(Path(spec.path)).shape, size).num_kv_heads
+    return replace(spec, shape=replace(spec.shape, num_kv_heads=heads))
 
 
 def over_ranks(spec: UnitSpec, size: int = 2) -> UnitSpec:
