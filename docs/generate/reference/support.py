@@ -17,12 +17,12 @@ _INTRODUCTION = """\
 
 Each entry is a test, and the families are those that it runs with. All of them compare with
 Hugging Face's `generate` token for token, or with what the same unit says on partition `none`.
-"CPU" is the engine itself; "stand-in" means that the code of the GPU path runs on the CPU against a fake device, MPS
-daemon or graph. **No entry was run on a GPU.**
+"CPU" is the engine itself; "stand-in" means that the code of the GPU path runs on the CPU against
+a fake device, MPS daemon or graph. **No entry was run on a GPU.**
 
 *paged* is our attention over the shared KV pool, *dense* the model's own attention and cache in
-padded batches ([any model](../guides/any-model.md)). A width above 1 divides a model over several GPUs
-(tensor parallelism). Partitions are in [SM shares](../concepts/sm-shares.md)."""
+padded batches ([any model](../guides/any-model.md)). A width above 1 divides a model over several
+GPUs (tensor parallelism). Partitions are in [SM shares](../concepts/sm-shares.md)."""
 _REFUSED = """\
 ## What is refused
 
