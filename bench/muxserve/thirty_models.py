@@ -111,15 +111,34 @@ def row_of(point: Point, reports: Sequence[CaseReport]) -> dict[str, Any]:
 
 
 def claims_of(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
-    """The most requests in time, per second, and the share in time at the configured rates."""
+    """Shares in time, ours against the better of the others, at the least and the highest rate;
+    and the most requests in time, per second, over theirs."""
+    by_system = {name: [row for row in rows if row["system"] == name] for name in SYSTEMS}
+    ours, *others = by_system.values()
     most = {
-        name: max(row["in_time"] * row["offered_per_s"] for row in rows if row["system"] == name)
-        for name in SYSTEMS
+        name: max(row["in_time"] * row["offered_per_s"] for row in mine)
+        for name, mine in by_system.items()
     }
-    ours = most["ours"]
     return [
-        Claim("in_time_per_s_over_one_model_a_gpu", ours / most["one model a GPU"], "x", 1.0),
-        Claim("in_time_per_s_over_time_sharing", ours / most["time sharing"], "x", 1.0),
+        *(
+            Claim(
+                f"in_time_at_{words}_rate",
+                ours[at]["in_time"],
+                "share",
+                max(each[at]["in_time"] for each in others),
+            )
+            for words, at in (("lowest", 0), ("highest", -1))
+        ),
+        *(
+            Claim(
+                f"in_time_per_s_over_{name.replace(' ', '_').lower()}",
+                most["ours"] / most[name],
+                "x",
+                1.0,
+            )
+            for name in SYSTEMS
+            if name != "ours"
+        ),
     ]
 
 

@@ -421,6 +421,12 @@ _SCHEDULER_HYBRID = tuple(
     for count in (512, 4096)
 )
 _ALL: Mapping[str, tuple[Said, ...]] = {
+    "muxserve/thirty_models": (
+        Said("in_time_at_lowest_rate", "requests in time at the lowest rate", "more", "the better of the two", "Jobs side by side make single requests a little slower."),
+        Said("in_time_at_highest_rate", "requests in time at the highest rate", "more", "the better of the two"),
+        Said("in_time_per_s_over_one_model_a_gpu", "most requests in time per second, over one model a GPU", "more"),
+        Said("in_time_per_s_over_time_sharing", "most requests in time per second, over time sharing", "more"),
+    ),
     "muxserve/evaluation": _MUXSERVE,
     "muxserve/ablations": _ABLATIONS,
     "muxserve/fidelity": _FIDELITY,
