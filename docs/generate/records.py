@@ -1,6 +1,7 @@
 """Committed records of bench/results: values by path, and how figures are written."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -43,13 +44,16 @@ def claim(name: str, of: str) -> Mapping[str, Any]:
 def value_at(path: str, of: str) -> Any:
     """Return what the record `of` has at a path.
 
-    Steps are divided by "/": `claim NAME`, the key of an object, `KEY=VALUE` for the first row of a
-    list with that value, or a number for an item. Raises LookupError for a path that leads nowhere.
+    Steps are divided by "/": `claim NAME`, `baseline NAME` (of that claim), the key of an object,
+    `KEY=VALUE` for the first row of a list with that value, or a number for an item.
+    Raises LookupError for a path that leads nowhere.
     """
     value: Any = needed(of)
     for step in path.split("/"):
         if step.startswith("claim "):
             value = claim(step.removeprefix("claim "), of)["value"]
+        elif step.startswith("baseline "):
+            value = claim(step.removeprefix("baseline "), of)["baseline"]
         elif isinstance(value, list) and "=" in step:
             value = _row(value, step, of)
         elif isinstance(value, list):
@@ -70,8 +74,9 @@ def _row(rows: list[Any], step: str, of: str) -> Any:
 
 
 def percent(value: float) -> str:
-    """Return a share in percent: one digit more below 10 %."""
-    shown = round(value * 100, 1 if abs(value) < 0.0995 else 0)
+    """Return a share in percent, with a digit more near nothing and near all."""
+    is_near_an_end = abs(value) < 0.0995 or 0.99 < abs(value) < 1
+    shown = round(value * 100, 1 if is_near_an_end else 0)
     return f"{shown + 0.0:g} %"
 
 
@@ -123,6 +128,10 @@ def with_unit(value: float | None, unit: str) -> str:
     return number(value) if unit == "1" else f"{number(value)} {unit}".strip()
 
 
+# Options that say where that machine had its files.
+_PLACES = re.compile(r" --(?:json|cache|data|rows|plot|processes) \S+")
+
+
 def run_of(name: str) -> str:
     """Say with which command, where and when a record was made."""
     found = needed(name)
@@ -130,7 +139,7 @@ def run_of(name: str) -> str:
     folder = "bench/results" if (RESULTS / f"{name}.json").exists() else "bench/results/…"
     changed = " with changes" if found.get("changed_files") else ""
     return (
-        f"Record `{folder}/{name}.json`: `{found['command']}`, commit "
+        f"Record `{folder}/{name}.json`: `{_PLACES.sub('', found['command'])}`, commit "
         f"{(found['commit'] or 'unknown')[:8]}{changed}, {found['started'][:10]}, "
         f"{machine['cores']} cores of {machine['cpu']}."
     )

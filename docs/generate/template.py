@@ -5,7 +5,7 @@
 {{chosen RECORD}}           those of them that have words
 {{missed RECORD}}           which of them were missed, and why
 {{run RECORD}}              with which command, where and when it was made
-{{table NAME}}              a table of `results.TABLES`
+{{table NAME}}              a table, or a sentence, of `results.tables.TABLES`
 """
 
 import re

@@ -16,8 +16,8 @@ def placement() -> str:
         sheet.text((28 + length, y + 18), name)
     sheet.text((410, 28), "one node of 4 GPUs", 13, bold=True)
     meshes = (
-        (0, 1, "unit 1", (("A", 0, 0.30), ("E", 4, 0.30)), "ADBS on shared SMs"),
-        (1, 1, "unit 2", (("A", 0, 0.30), ("B", 1, 0.30)), "ADBS on shared SMs"),
+        (0, 1, "unit 1", (("A", 0, 0.30), ("E", 4, 0.30)), "adbs: SMs shared"),
+        (1, 1, "unit 2", (("A", 0, 0.30), ("B", 1, 0.30)), "adbs: SMs shared"),
         (2, 2, "unit 3, mesh of 2 GPUs", (("C", 2, 0.16), ("D", 3, 0.40)), "mixed jobs"),
     )
     for first, size, title, models, lane in meshes:
@@ -153,7 +153,7 @@ def sm_shares() -> str:
         (
             "mps",
             (
-                "a process for each worker",
+                "a process for a worker",
                 "and share; an owner",
                 "process holds weights",
                 "and pool (CUDA IPC)",
@@ -162,8 +162,8 @@ def sm_shares() -> str:
         (
             "green",
             (
-                "one process, a thread for",
-                "each worker; green",
+                "one process; threads for",
+                "the workers; green",
                 "contexts of the driver",
                 "split the SMs in groups",
             ),

@@ -340,7 +340,36 @@ def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+# The commit of records that were simulated with units which the engine does not build.
+_SHARING_OVER_GPUS = "86625897"
+_CAVEAT = (
+    "**These figures are of units that share SMs over several GPUs, which the engine does not "
+    "build**; they are to be simulated again."
+)
+
+
+def _units() -> str:
+    """Say of which units the evaluation's figures are."""
+    found = needed("muxserve/evaluation").get("units_compared")
+    if found is None:
+        return _CAVEAT
+    differ = f"{len(found['differences'])} differ" if found["differences"] else "all are equal"
+    return (
+        "Every simulated unit is one that the engine builds: "
+        f"{number(found['units'])} units of {number(found['clusters'])} clusters were compared, "
+        f"{differ}."
+    )
+
+
+def _units_of_ablations() -> str:
+    """Say the same of the ablations, whose record does not hold it."""
+    commit = needed("muxserve/ablations")["commit"] or ""
+    return _CAVEAT if commit.startswith(_SHARING_OVER_GPUS) else ""
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
+    "units": _units,
+    "units of ablations": _units_of_ablations,
     "fidelity": _fidelity,
     "evaluation": _evaluation,
     "highest": _highest,

@@ -1,0 +1,77 @@
+"""Every relative link of README and docs leads to a file, and every anchor to a heading."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.docs.pages import all_pages, name_of
+
+BENCH = [ROOT / "bench" / part / "README.md" for part in ("", "gpu", "hybrid", "muxserve")]
+PAGES = [*all_pages(), *BENCH]
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`|<!--.*?-->", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+TOCTREE = re.compile(r"^```\{toctree\}(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def anchor_of(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    words = re.sub(r"[^\w\- ]", "", text.replace("`", "").strip().lower())
+    return words.replace(" ", "-")
+
+
+def anchors(path: Path) -> list[str]:
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.S | re.M)
+    return [anchor_of(match[1]) for match in HEADING.finditer(text)]
+
+
+def links(path: Path) -> list[str]:
+    text = path.read_text(encoding="utf-8")
+    # Links may have code as their words: only what stands between the backticks goes.
+    text = re.sub(r"^```.*?^```|<!--.*?-->", "", text, flags=re.S | re.M)
+    text = re.sub(r"`[^`\n]*`", "code", text)
+    return [match[1] for match in LINK.finditer(text)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in links(page):
+        if re.match(r"[a-z]+:", link):
+            assert link.startswith("https://"), link
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_headings_of_a_page_have_anchors_of_their_own(page: Path) -> None:
+    found = anchors(page)
+    assert len(found) == len(set(found))
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = {
+        f"docs/{line.strip()}.md"
+        for match in TOCTREE.finditer(index)
+        for line in match[1].splitlines()
+        if line.strip() and not line.startswith(":")
+    }
+    pages = {name_of(path) for path in all_pages() if ROOT / "docs" in path.parents}
+    assert pages - {"docs/index.md"} == listed
+
+
+def test_anchors_are_those_of_github() -> None:
+    assert anchor_of("`muxcluster batch plan`") == "muxcluster-batch-plan"
+    assert (
+        anchor_of("Lending (BROS's bidirectional blocks)") == "lending-bross-bidirectional-blocks"
+    )
+    assert anchor_of("`models[].slo`") == "modelsslo"
+    assert anchor_of("Plan: `muxcluster place`") == "plan-muxcluster-place"
