@@ -1,4 +1,4 @@
-"""The keys of muxcluster.yaml, their types, ranges and defaults (DESIGN.md §8)."""
+"""The keys of muxcluster.yaml, their types, ranges and defaults (design.md §8)."""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""Seconds of a prefill or decode job from a roofline: FLOPs, bytes, SM share (DESIGN.md §7)."""
+"""Seconds of a prefill or decode job from a roofline: FLOPs, bytes, SM share (design.md §7)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
