@@ -306,7 +306,7 @@ _BLENDSERVE = (
         "goal",
         "Output lengths are learnt during the run.",
     ),
-    Said("share_of_ideal", "share of a bound without prefix sharing between the two ends"),
+    Said("share_of_ideal", "share of the ideal: the larger one of all compute and all memory seconds"),
     Said("prefix_sharing_of_optimum", "share of all prefix sharing that is kept", "more", "paper"),
     Said(
         "grid_over_dfs",
@@ -315,7 +315,7 @@ _BLENDSERVE = (
         "paper",
         "On the grid one very long answer takes most of some runs.",
     ),
-    Said("overlap_over_serial", "overlap of compute and memory over one after the other"),
+    Said("overlap_over_serial", "the blend with compute and memory overlapping over the same without"),
 )
 _MULTI_MODEL = (
     Said(
@@ -333,7 +333,7 @@ _MULTI_MODEL = (
         "two jobs at once over one after the other, most",
         "more",
         "bound",
-        "The bound overlaps compute and memory without loss.",
+        "The bound is what the cost model permits, compute and memory overlapping without loss.",
     ),
     Said("throughput_over_unaware", "over jobs that are planned independently", "more"),
     Said(
