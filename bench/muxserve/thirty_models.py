@@ -18,8 +18,8 @@ sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(ROOT))
 
 from bench.harness import Bench, Claim, make_parser
-from muxcluster.config import load_config
-from muxcluster.config.planning import nodes_of, problem
+from muxcluster.config.load import load_config
+from muxcluster.config.planner_input import nodes_of, problem
 from muxcluster.placement.problem import Problem
 from muxcluster.sim.cases.case import Case
 from muxcluster.sim.cases.sweep import Cache, sweep

@@ -17,7 +17,8 @@ from bench.muxserve.simulated.judging import (
     rate_weighted,
     share_within_slo,
 )
-from muxcluster.config import load_config, planning
+from muxcluster.config import planner_input
+from muxcluster.config.load import load_config
 from muxcluster.sim.cases.case import run_case
 from muxcluster.sim.cases.sweep import Cache
 from muxcluster.sim.report.report import CaseReport
@@ -122,7 +123,7 @@ def test_rates_follow_the_power_law(data_dir: Path) -> None:
 def test_thirty_models_on_eight_gpus() -> None:
     """One model a GPU places as many models as there are GPUs, and misses the others' requests."""
     config = load_config(thirty_models.CONFIG)
-    base = planning.problem(config, planning.nodes_of(config))
+    base = planner_input.problem(config, planner_input.nodes_of(config))
     ours, spatial, temporal = thirty_models.points(base, [0.5])
     assert [len(each.served.demands) for each in (ours, spatial, temporal)] == [30, 8, 30]
     rates = sorted((each.rate for each in spatial.offered.demands), reverse=True)

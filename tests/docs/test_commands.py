@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from docs.generate.blocks import BLOCK
-from muxcluster.config import load_config
+from muxcluster.config.load import load_config
 from tests.conftest import ROOT
 from tests.docs.pages import all_pages, name_of
 

@@ -69,3 +69,12 @@ def test_anchors_are_those_of_github() -> None:
     )
     assert anchor_of("`models[].slo`") == "modelsslo"
     assert anchor_of("Plan: `muxcluster place`") == "plan-muxcluster-place"
+
+
+def test_files_of_the_drawn_path_exist() -> None:
+    """The tree of "A request in twelve files" names files and folders below muxcluster/."""
+    page = (ROOT / "docs" / "internals" / "request.md").read_text(encoding="utf-8")
+    (tree,) = re.findall(r"^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    named = re.findall(r"^[\s│▼]*((?:\w+/)+(?:\w+\.py)?)", tree, re.MULTILINE)
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / "muxcluster" / name).exists()] == []
