@@ -306,7 +306,9 @@ _BLENDSERVE = (
         "goal",
         "Output lengths are learnt during the run.",
     ),
-    Said("share_of_ideal", "share of the ideal: the larger one of all compute and all memory seconds"),
+    Said(
+        "share_of_ideal", "share of the ideal: the larger one of all compute and all memory seconds"
+    ),
     Said("prefix_sharing_of_optimum", "share of all prefix sharing that is kept", "more", "paper"),
     Said(
         "grid_over_dfs",
@@ -315,7 +317,9 @@ _BLENDSERVE = (
         "paper",
         "On the grid one very long answer takes most of some runs.",
     ),
-    Said("overlap_over_serial", "the blend with compute and memory overlapping over the same without"),
+    Said(
+        "overlap_over_serial", "the blend with compute and memory overlapping over the same without"
+    ),
 )
 _MULTI_MODEL = (
     Said(
@@ -459,6 +463,11 @@ _ALL: Mapping[str, tuple[Said, ...]] = {
         Said("plans_that_promise_all", "plans that promise all rates"),
         Said("served_median_abs_error", "plans that promise less: error of served requests/s, median", "less"),
         Said("plans_that_say_less", "plans that promise less"),
+    ),
+    "engine_fidelity": (
+        Said("throughput_median_abs_error", "error of simulated requests/s, median of the cases", "less"),
+        Said("ttft_p50_median_abs_error", "error of the median first token", "less"),
+        Said("ttft_p95_median_abs_error", "error of its 95th percentile", "less"),
     ),
     "decision_trace": (
         Said("decision_files_priority", "files that one decision runs through, packing `priority`"),

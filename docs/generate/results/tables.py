@@ -25,8 +25,8 @@ def _fidelity() -> str:
 
 
 def _measured(run: Mapping[str, Any]) -> str:
-    error = f"{round(100 * run['error']) + 0.0:+g}".replace("-", "−")
-    return f"{run['measured_per_s']:.1f} / {run['simulated_per_s']:.1f} ({error} %)"
+    error = _signed(run["error"])
+    return f"{run['measured_per_s']:.1f} / {run['simulated_per_s']:.1f} ({error})"
 
 
 def _evaluation() -> str:
@@ -47,7 +47,7 @@ def _evaluation() -> str:
                 f"{alpha:g} × {scale:g}",
                 f"{ours['offered_per_s']:.0f}",
                 f"{served:.1f} ± {half:.1f}",
-                *(times(served / found[name]["requests_per_s"][0]) for name in rivals),
+                *(_over(served, found[name]["requests_per_s"][0]) for name in rivals),
                 f"{within} %",
                 " / ".join(seconds(found[name]["p99_ttft_s"]) for name in systems),
             )
@@ -55,6 +55,10 @@ def _evaluation() -> str:
     names = " / ".join(["ours", *rivals])
     head = ("α × rate", "offered/s", "ours, requests/s", *(f"over {name}" for name in rivals))
     return table((*head, f"within SLO: {names}", f"P99 TTFT: {names}"), rows)
+
+
+def _over(ours: float, theirs: float) -> str:
+    return times(ours / theirs) if theirs else "nothing served"
 
 
 def _highest() -> str:
@@ -327,17 +331,21 @@ def _thirty() -> str:
 
 
 def _engine_fidelity() -> str:
-    """Return the simulator against the engine, where that record is committed."""
+    """Return simulated against served figures of each case, where that record is committed."""
     found = record("engine_fidelity")
     if found is None:
-        return "*No record `engine_fidelity.json` is committed yet.*"
-    keys = [key for key, value in found["cases"][0].items() if isinstance(value, str | int | float)]
-    rows = [[_short(case[key]) for key in keys] for case in found["cases"]]
-    return table([key.replace("_", " ") for key in keys], rows)
+        return ""
+    names = list(found["cases"][0]["errors"])
+    rows = [
+        (row["case"], *(_signed(row["errors"][name]) for name in names)) for row in found["cases"]
+    ]
+    return table(("case", *(name.replace("_", " ") for name in names)), rows)
 
 
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def _signed(share: float | None) -> str:
+    if share is None:
+        return ""
+    return f"{round(100 * share) + 0.0:+g} %".replace("-", "−")
 
 
 # The commit of records that were simulated with units which the engine does not build.
