@@ -1,4 +1,4 @@
-"""Memory of a unit: weights, buffers, and the KV blocks that are left (DESIGN.md §3, §4)."""
+"""Memory of a unit: weights, buffers, and the KV blocks that are left (design.md §3, §4)."""
 
 from collections.abc import Sequence
 
