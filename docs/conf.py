@@ -25,7 +25,7 @@ contents = (
         "plan simulate openai-api interactive-and-batch batch-jobs any-model monitoring upgrades",
     ),
     ("Concepts", "concepts", "placement scheduling kv-pool sm-shares offline-orders"),
-    ("Reference", "reference", "cli config http metrics errors support"),
+    ("Reference", "reference", "cli config http python metrics errors support"),
     ("Operations", "operations", "failures security troubleshooting"),
     (
         "Results",

@@ -11,6 +11,7 @@ from docs.generate.reference.config import config_page
 from docs.generate.reference.errors import errors_page
 from docs.generate.reference.http import http_page
 from docs.generate.reference.metrics import metrics_page
+from docs.generate.reference.python import python_page
 from docs.generate.reference.support import support_page
 from docs.generate.results.results import result_pages
 
@@ -21,6 +22,7 @@ _REFERENCE = {
     "errors.md": errors_page,
     "http.md": http_page,
     "metrics.md": metrics_page,
+    "python.md": python_page,
     "support.md": support_page,
 }
 _IMAGES = {

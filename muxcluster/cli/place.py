@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from enum import StrEnum
 from io import TextIOWrapper
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from muxcluster.api.planning import with_objective
 from muxcluster.cli.placing.files import write_bytes
 from muxcluster.cli.placing.inputs import ProfileOption, curves_file, with_profile
 from muxcluster.cli.placing.outcome import REPLANNING, Outcome, Solver, solve
@@ -168,8 +168,7 @@ def place(  # noqa: PLR0913 - each parameter is an option of the command line
 def _configured(path: Path, objective: Objective | None, profile: Path | None) -> Config:
     config = load_config(path)
     if objective is not None:
-        policy = config.policy.model_copy(update={"objective": objective.value})
-        config = replace(config, policy=policy)
+        config = with_objective(config, objective.value)
     return config if profile is None else with_profile(config, profile)
 
 

@@ -29,7 +29,6 @@ from muxcluster.cli.simulating.batch import (
     job_options,
 )
 from muxcluster.cli.simulating.comparison import Grid, Prepared, prepare, reports_of
-from muxcluster.cli.simulating.demand import LoadOptions
 from muxcluster.cli.simulating.hybrid import (
     HYBRID_SYSTEMS,
     HybridOption,
@@ -45,6 +44,7 @@ from muxcluster.cli.views.simulation_classes import class_lines
 from muxcluster.config.load import load_config
 from muxcluster.sim.cases.sweep import Cache
 from muxcluster.sim.cases.systems import SYSTEMS, System, system_named
+from muxcluster.sim.demand.load_options import LoadOptions
 from muxcluster.sim.report.report import CaseReport
 
 _SYSTEMS = "muxserve,spatial,temporal"

@@ -40,7 +40,13 @@ class ConfiguredModel:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A checked configuration file, read from `file`."""
+    """A checked configuration file, read from `file` by `load_config`.
+
+    >>> from muxcluster import load_config
+    >>> config = load_config("examples/small.yaml")
+    >>> config.policy.objective
+    'throughput'
+    """
 
     file: Path
     models: tuple[ConfiguredModel, ...]
@@ -71,6 +77,10 @@ def load_config(path: Path | str) -> Config:
 
     Raises ConfigError: one line with the file, its line, the key and the nearest valid name; and
     LoadError, naming the file, if a model's config.json is corrupt.
+
+    >>> from muxcluster import load_config
+    >>> [model.name for model in load_config("examples/small.yaml").models]
+    ['chat-8b', 'code-7b', 'tutor-3b', 'rare-14b']
     """
     file = Path(path)
     content, lines = read_yaml(file)

@@ -22,6 +22,12 @@ def read_plan(path: Path, config: Config) -> Plan:
         plan = Plan.model_validate(_json_object(path))
     except ValidationError as error:
         raise first_problem(path, Plan, {}, error) from error
+    check_continued(path, plan, config)
+    return plan
+
+
+def check_continued(path: Path | str, plan: Plan, config: Config) -> None:
+    """Check a plan to continue from. path: what it is called in errors. Raises ConfigError."""
     taken: dict[tuple[str, int], str] = {}
     for index, unit in enumerate(plan.units):
         _check_mesh(path, f"units[{index}]", unit)
@@ -32,12 +38,25 @@ def read_plan(path: Path, config: Config) -> Plan:
                 raise ConfigError(path, f"units[{index}].gpus", message)
             taken[unit.node, gpu] = unit.id
     _check_cluster(path, plan, config)
-    return plan
 
 
 def whole_plan(path: Path, config: Config) -> Plan:
-    """Read a plan of exactly the configuration's models, on its nodes."""
+    """Read a plan of exactly the configuration's models, on its nodes. Raises ConfigError."""
     plan = read_plan(path, config)
+    _check_whole(path, plan, config)
+    return plan
+
+
+def check_whole(path: Path | str, plan: Plan, config: Config) -> None:
+    """Check that a plan is of exactly the configuration's models, on its nodes.
+
+    path: what it is called in errors. Raises ConfigError.
+    """
+    check_continued(path, plan, config)
+    _check_whole(path, plan, config)
+
+
+def _check_whole(path: Path | str, plan: Plan, config: Config) -> None:
     planned = {model.name for unit in plan.units for model in unit.models}
     models = {model.name for model in config.models}
     for name in sorted(planned ^ models):
@@ -47,7 +66,6 @@ def whole_plan(path: Path, config: Config) -> Plan:
     for unit in plan.units:
         if unit.node not in nodes:
             raise ConfigError(path, "units", f"{config.file} has no node {unit.node!r}")
-    return plan
 
 
 def _json_object(path: Path) -> dict[str, Any]:
@@ -64,7 +82,7 @@ def _json_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _check_mesh(path: Path, key: str, unit: PlannedUnit) -> None:
+def _check_mesh(path: Path | str, key: str, unit: PlannedUnit) -> None:
     """Check that the GPUs are distinct, `tp` of them, and a power of two."""
     if len(set(unit.gpus)) != unit.tp or len(unit.gpus) != unit.tp:
         raise ConfigError(path, f"{key}.gpus", f"{len(set(unit.gpus))} GPUs for tp {unit.tp}")
@@ -72,7 +90,7 @@ def _check_mesh(path: Path, key: str, unit: PlannedUnit) -> None:
         raise ConfigError(path, f"{key}.tp", f"{unit.tp} is no power of two")
 
 
-def _check_models(path: Path, key: str, unit: PlannedUnit) -> None:
+def _check_models(path: Path | str, key: str, unit: PlannedUnit) -> None:
     names = [model.name for model in unit.models]
     if not names:
         raise ConfigError(path, f"{key}.models", "the unit has none")
@@ -80,7 +98,7 @@ def _check_models(path: Path, key: str, unit: PlannedUnit) -> None:
         raise ConfigError(path, f"{key}.models", "a model is there twice")
 
 
-def _check_cluster(path: Path, plan: Plan, config: Config) -> None:
+def _check_cluster(path: Path | str, plan: Plan, config: Config) -> None:
     """Check that at least one model and one node are the configuration's."""
     models = {model.name for model in config.models}
     nodes = {node.name for node in config.cluster.listed()}

@@ -55,7 +55,13 @@ class PlannedUnit(_Frozen):
 
 
 class Plan(_Frozen):
-    """A placement of all models."""
+    """A placement of all models.
+
+    >>> from muxcluster import load_config, plan
+    >>> found = plan(load_config("examples/small.yaml"), time_limit_s=0)
+    >>> f"{found.throughput:.1f} requests/s on {sum(unit.tp for unit in found.units)} GPUs"
+    '7.1 requests/s on 2 GPUs'
+    """
 
     method: str  # method, objective: of the planner
     objective: str
@@ -66,6 +72,7 @@ class Plan(_Frozen):
     units: tuple[PlannedUnit, ...]
 
     def to_json(self) -> str:
+        """Return the text of a plan.json."""
         return self.model_dump_json(indent=2)
 
     @classmethod

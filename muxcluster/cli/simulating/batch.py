@@ -8,10 +8,10 @@ import typer
 
 from muxcluster.batch.plan.prediction import AUTO, LENGTHS, PredictionOptions, compare
 from muxcluster.batch.plan.setting import settings_of
-from muxcluster.cli.simulating.demand import digest_of
 from muxcluster.config.load import Config
 from muxcluster.offline.order.orders import ORDERS
 from muxcluster.sim.batch.with_interactive import JobBeside
+from muxcluster.sim.demand.load_options import digest_of
 
 _SAMPLE = 2000  # requests of the sample on which `--order auto` compares orders
 

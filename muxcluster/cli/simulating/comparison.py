@@ -4,7 +4,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from muxcluster.cli.simulating.demand import LoadOptions, demand_of
 from muxcluster.cli.simulating.hybrid import BatchOptions, waves_of
 from muxcluster.config.load import Config
 from muxcluster.config.planfile import whole_plan
@@ -19,6 +18,7 @@ from muxcluster.sim.cases.case import Case
 from muxcluster.sim.cases.sweep import Cache, PartProgress, sweep
 from muxcluster.sim.cases.systems import System
 from muxcluster.sim.cases.systems_units import asked_by
+from muxcluster.sim.demand.load_options import LoadOptions, demand_of
 from muxcluster.sim.report.report import CaseReport
 
 

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from muxcluster.cli.simulating.demand import LoadOptions
 from muxcluster.core.errors import ConfigError
 from muxcluster.placement.problem import Demand, Problem
 from muxcluster.scheduling.packing import PACKINGS
+from muxcluster.sim.demand.load_options import LoadOptions
 from muxcluster.sim.demand.loads import log_normal
 from muxcluster.sim.demand.waves import Waves
 from muxcluster.workload.lengths import Independent

@@ -106,7 +106,16 @@ class UseReport(_Frozen):
 
 
 class CaseReport(_Frozen):
-    """One system under one load."""
+    """One system under one load.
+
+    >>> from muxcluster import load_config, simulate
+    >>> config = load_config("examples/small.yaml")
+    >>> (report,) = simulate(config, systems=["muxserve"], duration_s=20)
+    >>> sorted(report.models)
+    ['chat-8b', 'code-7b', 'rare-14b', 'tutor-3b']
+    >>> report.total.ttft.p50 < report.total.ttft.p99
+    True
+    """
 
     system: str
     rate_scale: float
