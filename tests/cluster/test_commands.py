@@ -12,8 +12,10 @@ from pydantic import ValidationError
 from ray.serve import Application
 
 from muxcluster.cli.main import run
+from muxcluster.cluster.ingress import serve_app
 from muxcluster.cluster.ingress.serve_app import ServeArgs, app
-from muxcluster.core.errors import ConfigError
+from muxcluster.cluster.ray.nodes import RayNode
+from muxcluster.core.errors import ConfigError, EngineFailure
 from tests.cluster.conftest import MUXCLUSTER
 
 NAMES = {"llama-a", "qwen-b", "opt-c"}
@@ -67,7 +69,28 @@ def test_serve_deploy_gets_an_application_from_the_file(config_file: Path) -> No
     assert isinstance(app(ServeArgs(config=str(config_file))), Application)
 
 
-@pytest.mark.parametrize("fields", [{}, {"config": "a", "confg": "b"}])
+def test_the_application_waits_for_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = [2, 4, 6]
+
+    def living() -> list[RayNode]:
+        return [RayNode("n", "id", "ip", 1, is_alive=True, num_gpus=joined[0])]
+
+    monkeypatch.setattr(serve_app, "_living", living)
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        joined.pop(0)
+
+    serve_app.wait_for_gpus(5, sleep=sleep)
+    assert len(waits) == 2
+    with pytest.raises(EngineFailure, match="6 of 7 GPUs"):
+        serve_app.wait_for_gpus(7, timeout_s=-1.0)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"config": "a", "confg": "b"}, {"config": "a", "wait_for_gpus": -1}]
+)
 def test_its_arguments_are_checked(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         ServeArgs(**fields)

@@ -2,12 +2,13 @@
 
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import ray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.serve.schema import ApplicationStatus
 
@@ -25,6 +26,8 @@ from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.http.settings import ApiSettings, QueueLimits
 
 START_TIMEOUT_S = 60.0
+# Nodes of a cloud take minutes to join, those that pull an image with CUDA libraries more.
+JOIN_TIMEOUT_S = 1800.0
 POLL_S = 0.1
 
 
@@ -38,6 +41,9 @@ class ServeArgs(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     config: str
+    # GPUs that must have joined the cluster before the plan is made: Serve builds an application
+    # once, as soon as the head runs.
+    wait_for_gpus: Annotated[int, Field(ge=0)] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +81,25 @@ class Ingresses:
 
 
 def app(args: ServeArgs) -> Any:
-    """Build the application for Serve. Raises ConfigError, LoadError, InfeasiblePlan."""
+    """Build the application for Serve.
+
+    Raises ConfigError, LoadError, InfeasiblePlan; EngineFailure if the GPUs do not join.
+    """
+    if args.wait_for_gpus:
+        wait_for_gpus(args.wait_for_gpus)
     return build_app(args.config)
+
+
+def wait_for_gpus(
+    least: int, timeout_s: float = JOIN_TIMEOUT_S, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Wait until the living nodes of this Ray cluster have `least` GPUs. Raises EngineFailure."""
+    deadline = time.monotonic() + timeout_s
+    while (found := sum(node.num_gpus for node in _living())) < least:
+        if time.monotonic() > deadline:
+            message = f"the cluster has {found} of {least} GPUs after {timeout_s:g} s"
+            raise EngineFailure(message)
+        sleep(POLL_S)
 
 
 def build_app(config_path: str | Path) -> Any:
