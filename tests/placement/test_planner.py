@@ -105,7 +105,7 @@ def test_what_does_not_fit_names_model_and_gigabytes() -> None:
 
 
 def test_the_tables_of_a_thousand_sequences_are_a_gigabyte() -> None:
-    """DESIGN §3: 7B MHA, 1,000 sequences of 4k: 1 GB."""
+    """design.md §3: 7B MHA, 1,000 sequences of 4k: 1 GB."""
     few = demand("a", max_model_len=4096, max_seqs=1)
     many = demand("a", max_model_len=4096, max_seqs=1001)
     size = block_bytes((few,), Limits())

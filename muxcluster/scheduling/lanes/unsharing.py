@@ -1,4 +1,4 @@
-"""ADBS where sharing the SMs pays, `mixed` where it does not, as measured (DESIGN.md §4)."""
+"""ADBS where sharing the SMs pays, `mixed` where it does not, as measured (design.md §4)."""
 
 import math
 from collections.abc import Iterator, Sequence
