@@ -12,6 +12,7 @@ from muxcluster.core.errors import ConfigError, EngineFailure, LoadError
 from muxcluster.core.job import WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.parallel.executor import RanksExecutor
+from muxcluster.engine.parallel.group_executor import GroupExecutor
 from muxcluster.engine.processes.liveness import Patience
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.engine.unit.unit import Unit
@@ -137,19 +138,16 @@ def test_a_stopped_rank_loses_nothing(live: Live) -> None:
 
 @pytest.mark.slow
 def test_saves_and_restores_are_made_on_every_rank(tiny: ModelBuilder) -> None:
-    """Interactive requests write over batch ones' slots, of another model too.
-
-    Jobs of two workers take turns in the ranks.
-    """
+    """Interactive requests write over batch ones' slots, of another model too."""
     directories = {
         "narrow": tiny("narrow", "llama"),
         "wide": tiny("wide", "qwen3", head_dim=128),
     }
     oracles = {name: GreedyOracle(path) for name, path in directories.items()}
     workers = tuple(WorkerSpec(worker_id, (0.5,)) for worker_id in (0, 1))
-    spec = over_ranks(hybrid_spec(directories, lane="adbs", workers=workers))
+    spec = over_ranks(hybrid_spec(directories, lane="adbs", workers=workers), partition="threads")
     saved = SavedBlocks(spec)
-    served = serve_both(spec, Lockstep(RanksExecutor(spec), saved), num_waves=3)
+    served = serve_both(spec, Lockstep(GroupExecutor(spec), saved), num_waves=3)
     served.crowd.check(oracles)
     counts = total(served.stats.models)
     assert len(saved.blocks) > 50
@@ -196,10 +194,17 @@ def test_one_rank_that_cannot_load_ends_the_others(
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"partition": "threads"}, "unit-0: partition: a unit of 2 ranks runs one job at a time"),
-        ({"device": "cuda:0"}, "rank_devices: 2 ranks need as many GPUs: none"),
+        ({"partition": "none"}, "unit-0: workers: 2 workers of 2 ranks need a partition"),
         (
-            {"device": "cuda:0", "rank_devices": ("cuda:0", "cuda:0")},
+            {"partition": "mps", "device": "cuda:0", "rank_devices": ("cuda:0", "cuda:1")},
+            "unit-0: partition: a unit of 2 ranks shares SMs by green contexts",
+        ),
+        (
+            {"device": "cuda:0", "partition": "green"},
+            "rank_devices: 2 ranks need as many GPUs: none",
+        ),
+        (
+            {"device": "cuda:0", "partition": "green", "rank_devices": ("cuda:0", "cuda:0")},
             "2 ranks need as many GPUs: cuda:0, cuda:0",
         ),
     ],
