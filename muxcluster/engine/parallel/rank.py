@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -78,17 +77,11 @@ class RankServer:
             self._control.send(encode(answer_of(outcome, self._rank, num_calls)))
 
 
-def rank_spec(spec: UnitSpec, rank: int) -> UnitSpec:
-    """Return what one rank loads and runs: its device, its part of the processor's threads."""
-    device = spec.rank_devices[rank] if spec.rank_devices else spec.device
-    return replace(spec, device=device, num_threads=max(1, spec.num_threads // spec.tp))
-
-
 def main(control_fd: int, rank: int, meeting_point: Path) -> int:
     """Serve one unit to its end; return the exit status."""
 
     def load(spec: UnitSpec) -> tuple[RungThreads, ThreadGroups]:
-        mine = rank_spec(spec, rank)
+        mine = spec.of_rank(rank)
         backend = backend_for(spec.rank_devices or [spec.device])
         joined = ProcessGroup(rank, spec.tp, mine.device, backend)
         plan = RungPlan(rung_per_share(spec.workers))

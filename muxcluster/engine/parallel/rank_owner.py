@@ -21,7 +21,6 @@ from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import JobDone, JobFailed
 from muxcluster.engine.parallel.answers import answer_of
 from muxcluster.engine.parallel.process_group import ProcessGroup
-from muxcluster.engine.parallel.rank import rank_spec
 from muxcluster.engine.steps.runner import UnitRunner
 from muxcluster.engine.workers.child_main import serve_unit
 from muxcluster.engine.workers.owner import Owner, prepare_to_fork
@@ -94,7 +93,7 @@ def main(control_fd: int, fork_fd: int, rank: int, folder: Path) -> int:
         torch.set_num_threads(1)
         group = ProcessGroup(rank, spec.tp, "cpu")
         group.join(folder / "load")
-        runner = UnitRunner(rank_spec(spec, rank), group=group)
+        runner = UnitRunner(spec.of_rank(rank), group=group)
         group.leave()
         prepare_to_fork()
         return RankWorkers(runner, group, folder)

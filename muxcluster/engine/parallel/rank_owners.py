@@ -9,7 +9,7 @@ from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.parallel.rank_link import RankLost
 from muxcluster.engine.parallel.team import load_together, meeting_folder
 from muxcluster.engine.processes.child_process import STOP_GRACE_S
-from muxcluster.engine.processes.liveness import Patience, Pulse
+from muxcluster.engine.processes.liveness import Patience
 from muxcluster.engine.processes.owner_link import ONE_THREAD, OwnerLink
 
 OWNER_MODULE = "muxcluster.engine.parallel.rank_owner"
@@ -28,15 +28,12 @@ class RankOwnerLink:
             environment={**os.environ, **ONE_THREAD},
             name=f"rank {rank}",
         )
+        self.pulse = self._owner.pulse
 
     @property
     def pid(self) -> int:
         """Process id; the rank's workers are its children, and in its process group."""
         return self._owner.pid
-
-    @property
-    def pulse(self) -> Pulse:
-        return self._owner.pulse
 
     def fileno(self) -> int:
         """Descriptor to select on: readable if it has loaded or is gone."""

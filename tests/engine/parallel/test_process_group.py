@@ -18,6 +18,7 @@ from muxcluster.engine.load.division.layers import GatheredLinear, SummedEmbeddi
 from muxcluster.engine.parallel import process_group as processgroup
 from muxcluster.engine.parallel import rank
 from muxcluster.engine.parallel.process_group import GLOO, NCCL, ProcessGroup, backend_for
+from muxcluster.engine.parallel.thread_groups import ThreadGroups
 from tests.conftest import ROOT
 from tests.engine.fakes import fake_spec
 
@@ -159,6 +160,34 @@ def test_a_group_of_one_computes_what_nobody_divided(lone: ProcessGroup) -> None
         assert torch.allclose(mine, whole)
     assert lone.num_calls == 3
     assert lone.rank == 0 and lone.size == 1
+
+
+def test_a_group_that_was_left_runs_no_thread_and_can_be_joined_again(tmp_path: Path) -> None:
+    """So a rank may fork after it has met the others."""
+    group = ProcessGroup(0, 1, "cpu")
+    before = threads()
+    for number in range(2):
+        group.join(tmp_path / str(number))
+        assert group.num_calls == 0
+        group.all_reduce(torch.ones(3))
+        assert len(threads()) > len(before)
+        group.leave()
+        assert threads() <= before
+
+
+def threads() -> set[str]:
+    return {task.name for task in Path("/proc/self/task").iterdir()}
+
+
+def test_groups_beside_each_other_count_their_own_meetings(lone: ProcessGroup) -> None:
+    groups = ThreadGroups(lone, [4, 7])
+    for worker_id, count in ((4, 1), (7, 2)):
+        with groups.entered(worker_id):
+            for _ in range(count):
+                groups.all_reduce(torch.ones(2))
+    groups.gather(torch.ones(2))  # outside: while models load
+    assert [groups.of(worker_id).num_calls for worker_id in (4, 7)] == [2, 2]
+    assert (groups.rank, groups.size) == (0, 1)
 
 
 def answer_of(*arguments: str) -> dict[str, Any]:

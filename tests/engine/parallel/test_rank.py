@@ -13,7 +13,7 @@ from muxcluster.core.job import Job, JobResult, TokenLogprobs
 from muxcluster.engine.executor import JobDone, JobFailed
 from muxcluster.engine.gpu.context import ContextLost
 from muxcluster.engine.gpu.green.threads import Report
-from muxcluster.engine.parallel.rank import RankServer, rank_spec
+from muxcluster.engine.parallel.rank import RankServer
 from tests.engine.fakes import fake_spec
 from tests.engine.processes.test_admissions import job_of
 
@@ -92,7 +92,7 @@ def test_a_rank_that_lost_its_device_ends() -> None:
 
 def test_a_rank_gets_its_device_and_its_part_of_the_threads() -> None:
     spec = replace(fake_spec(), tp=2, num_threads=5, rank_devices=("cuda:4", "cuda:6"))
-    assert [rank_spec(spec, rank).device for rank in (0, 1)] == ["cuda:4", "cuda:6"]
-    assert rank_spec(spec, 1).num_threads == 2
+    assert [spec.of_rank(rank).device for rank in (0, 1)] == ["cuda:4", "cuda:6"]
+    assert spec.of_rank(1).num_threads == 2
     plain = replace(fake_spec(), tp=2, num_threads=1)
-    assert (rank_spec(plain, 1).device, rank_spec(plain, 1).num_threads) == ("cpu", 1)
+    assert (plain.of_rank(1).device, plain.of_rank(1).num_threads) == ("cpu", 1)

@@ -168,7 +168,7 @@ def rank_children() -> set[int]:
 
 def test_a_model_without_a_plan_is_refused_at_start_by_one_line(tiny: ModelBuilder) -> None:
     directory = tiny("opt", "opt")
-    spec = replace(spec_of([directory], partition="none"), tp=2)
+    spec = replace(spec_of([directory], lane="temporal", partition="none"), tp=2)
     unit, before = Unit(spec, Sink()), rank_children()
     with pytest.raises(LoadError, match="no tensor-parallel plan for 'opt'") as caught:
         unit.start()
@@ -181,7 +181,7 @@ def test_one_rank_that_cannot_load_ends_the_others(
 ) -> None:
     """Rank 0 waits for rank 1, which has no device; no process and no file is left behind."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    spec = over_ranks(spec_of([tiny("llama", "llama")], partition="none"))
+    spec = over_ranks(spec_of([tiny("llama", "llama")], lane="temporal"))
     unit = Unit(replace(spec, rank_devices=("cpu", "cuda:77")), Sink())
     before = rank_children()
     with pytest.raises(EngineFailure, match="unit-0 cannot start: rank 1: ") as caught:
