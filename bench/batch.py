@@ -41,7 +41,7 @@ from muxcluster.batch.store.job import Order
 from muxcluster.batch.store.store import BatchStore
 from muxcluster.cli.batch_local.running import local_planner, local_runner
 from muxcluster.cli.batch_local.units import LocalService, local_service, local_specs
-from muxcluster.config import Config, load_config
+from muxcluster.config.load import Config, load_config
 from muxcluster.http.settings import ApiSettings, QueueLimits
 from tests.cli.batches import FAMILIES, build_models, write_config
 

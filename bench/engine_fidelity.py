@@ -37,9 +37,11 @@ from bench.fidelity.setups import (
     write_models,
 )
 from bench.harness import ROOT, Bench, make_parser
-from muxcluster.config import load_config, plan_for, unit_specs
-from muxcluster.config.planning import nodes_of
+from muxcluster.config.load import load_config
+from muxcluster.config.planner_input import nodes_of
+from muxcluster.config.planning import plan_for
 from muxcluster.config.profiles import read_profile
+from muxcluster.config.units import unit_specs
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.placement.cost import cost_for
 from muxcluster.sim.core.simulate import simulate

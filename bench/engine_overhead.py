@@ -36,7 +36,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.harness import Bench, Claim, make_parser, percentiles
 from bench.serving import CONCURRENCY, make_model
-from muxcluster.config import read_facts
+from muxcluster.config.facts import read_facts
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta, WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes

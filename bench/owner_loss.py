@@ -29,7 +29,7 @@ import numpy as np
 from bench.harness import Bench, Claim, make_parser
 from bench.serving import NAME, make_model, write_config
 from muxcluster.cli.batch_local.units import local_specs
-from muxcluster.config import load_config
+from muxcluster.config.load import load_config
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams

@@ -25,7 +25,7 @@ from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import Method, place
 from muxcluster.placement.problem import Problem
-from muxcluster.placement.verify import violations
+from muxcluster.placement.review.verify import violations
 
 Row = TypeVar("Row", "Compat", "Own", "Scale")
 EXACT_UP_TO = 16  # GPUs; on larger points the bound alone is claimed

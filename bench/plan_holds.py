@@ -14,7 +14,10 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
@@ -22,12 +25,12 @@ sys.path.pop(0)  # the script's folder, whose http.py would hide Python's
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.harness import Bench, Claim, make_parser
-from muxcluster.placement.assess import ModelReport, assess
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.review.assess import ModelReport, assess
 from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.cases.check import check_plan, span_of
 
@@ -72,15 +75,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the bench."""
     parser = make_parser(__doc__)
     parser.add_argument("--cases", type=int, metavar="N", help=f"instead of {NUM_CASES}")
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help="cases at a time")
     bench = Bench(parser, argv)
     options = bench.options
     count = options.cases or (QUICK_CASES if options.quick else NUM_CASES)
     most_gpus = 4 if options.quick else MOST_GPUS
     rows: list[Row] = []
-    for seed in range(1000 * options.seed, 1000 * options.seed + count):
-        rows.append(_run(seed, most_gpus))
-        print(*(f"{name}={_short(value)}" for name, value in asdict(rows[-1]).items()), flush=True)
-        bench.save(_claims(rows), {}, cases=[asdict(row) for row in rows])
+    seeds = range(1000 * options.seed, 1000 * options.seed + count)
+    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
+        for row in pool.map(partial(_run, most_gpus=most_gpus), seeds):
+            rows.append(row)
+            print(*(f"{name}={_short(value)}" for name, value in asdict(row).items()), flush=True)
+            bench.save(_claims(rows), {}, cases=[asdict(each) for each in rows])
     samples = {"simulate_s": [row.simulate_s for row in rows]}
     bench.publish(_claims(rows), samples, cases=[asdict(row) for row in rows])
 

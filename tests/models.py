@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from muxcluster.config import read_facts
+from muxcluster.config.facts import read_facts
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec
 

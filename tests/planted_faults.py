@@ -17,7 +17,7 @@ class Fault:
 FAULTS = (
     Fault(
         "interactive requests ignore the quota of their model",
-        "kvcache/ledger.py",
+        "kvcache/pool.py",
         "return min(self.quota_left(model), self.free + self.evictable + self.lent)",
         "return self.free + self.evictable + self.lent",
         "tests/kvcache/test_cache_random.py",

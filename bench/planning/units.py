@@ -19,9 +19,11 @@ import yaml
 
 from bench.planning.cases import points
 from muxcluster.channel.codec import Start, decode, encode
-from muxcluster.config import Config, load_config, plan_for, unit_specs
+from muxcluster.config.load import Config, load_config
 from muxcluster.config.planfile import whole_plan
-from muxcluster.config.planning import nodes_of, problem
+from muxcluster.config.planner_input import nodes_of, problem
+from muxcluster.config.planning import plan_for
+from muxcluster.config.units import unit_specs
 from muxcluster.core.errors import EngineFailure, InfeasiblePlan
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.gpu.mps.launcher import MpsLauncher
@@ -31,7 +33,7 @@ from muxcluster.placement.hardware import WHOLE
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.problem import Node
 from muxcluster.placement.shapes.known import SHAPES
-from muxcluster.sim.core.planned import units_of
+from muxcluster.sim.core.unit import units_of
 
 _PROFILE = Path("muxserve") / "llama_a100_profile.json"
 _EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "llama-a100.yaml"

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.placement.cost import Tuning
-from muxcluster.placement.cost.roofline import all_reduces_s, job_seconds
-from muxcluster.placement.cost.work import Work
+from muxcluster.placement.cost.roofline import Work, all_reduces_s, job_seconds
 from muxcluster.placement.hardware import GPUS, Gpu
 
 FloatArray = NDArray[np.float64]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from muxcluster.engine.dense.forward import Foreign
+from muxcluster.engine.dense.forward import CACHE_NAMES, Foreign
 
 
 @dataclass(slots=True)
@@ -29,9 +29,8 @@ def watched(model: Foreign) -> Iterator[Work]:
         work.forwards += 1
         work.computed_tokens += rows * width
         # `generate` gives no mask where it hides nothing
-        cached = (
-            0 if inputs["past_key_values"] is None else inputs["past_key_values"].get_seq_length()
-        )
+        caches = (inputs[name] for name in CACHE_NAMES if inputs.get(name) is not None)
+        cached = next((cache.get_seq_length() for cache in caches), 0)
         work.read_slots += rows * (cached + width)
 
     hook = model.register_forward_pre_hook(note, with_kwargs=True)

@@ -19,7 +19,7 @@ import numpy as np
 
 from bench.processes import cpu_seconds
 from muxcluster.cli.batch_local.units import local_specs
-from muxcluster.config import load_config
+from muxcluster.config.load import load_config
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams

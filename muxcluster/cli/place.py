@@ -24,11 +24,11 @@ from muxcluster.cli.views.moves import difference_lines
 from muxcluster.cli.views.pictures import picture_of
 from muxcluster.cli.views.plan import plan_lines
 from muxcluster.cli.views.plan_summary import summary_lines
-from muxcluster.config import Config, load_config
+from muxcluster.config.load import Config, load_config
 from muxcluster.config.planfile import read_plan
 from muxcluster.config.planning import refusals
 from muxcluster.core.errors import ConfigError, MuxClusterError
-from muxcluster.placement.explain import explain as explain_model
+from muxcluster.placement.review.explain import explain as explain_model
 from muxcluster.sim.cases.check import check_plan, span_of
 
 

@@ -29,7 +29,7 @@ from muxcluster.cli.profile_input import (
 )
 from muxcluster.cli.profile_pairs import measured_pairs, points_of, show_pairs
 from muxcluster.cli.signals import Stopped, stoppable
-from muxcluster.config import Config, load_config
+from muxcluster.config.load import Config, load_config
 from muxcluster.core.errors import ConfigError
 from muxcluster.engine.profile.grid import Grid, Point, fits
 from muxcluster.engine.profile.model import measure

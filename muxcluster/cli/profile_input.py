@@ -7,9 +7,11 @@ from typing import TypeVar
 
 import typer
 
-from muxcluster.config import Config, ConfiguredModel, plan_for, unit_specs
-from muxcluster.config.planning import nodes_of
+from muxcluster.config.load import Config, ConfiguredModel
+from muxcluster.config.planner_input import nodes_of
+from muxcluster.config.planning import plan_for
 from muxcluster.config.schema import ClusterSection
+from muxcluster.config.units import unit_specs
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.job import WorkerSpec
 from muxcluster.core.unitspec import UnitSpec

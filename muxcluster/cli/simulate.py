@@ -42,7 +42,7 @@ from muxcluster.cli.simulating.tracing import traced
 from muxcluster.cli.views.pictures import picture_of
 from muxcluster.cli.views.simulation import comparison_lines
 from muxcluster.cli.views.simulation_classes import class_lines
-from muxcluster.config import load_config
+from muxcluster.config.load import load_config
 from muxcluster.sim.cases.sweep import Cache
 from muxcluster.sim.cases.systems import SYSTEMS, System, system_named
 from muxcluster.sim.report.report import CaseReport

@@ -4,11 +4,9 @@ import contextlib
 import io
 import logging
 import os
-import re
 import signal
 import threading
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -18,6 +16,7 @@ from ray.serve.exceptions import RayServeException
 
 from muxcluster.cluster.attach import ask, start_controller, stop_everything, wait_converged
 from muxcluster.cluster.control.controller import Controller, Wiring
+from muxcluster.cluster.ray.application import APP, SERVE_LOGGING
 from muxcluster.cluster.ray.privacy import keep_token_private, make_token, on_loopback
 from muxcluster.cluster.ray.process_logs import VARIABLE
 from muxcluster.cluster.ray.server_folder import ServerFolder
@@ -28,10 +27,6 @@ from muxcluster.cluster.units.host import UNIT_CLASS
 from muxcluster.core.errors import EngineFailure, Unavailable
 from muxcluster.core.inputs.web_url import HttpAddress
 
-APP = "muxcluster"
-SERVE_LOGGING: Mapping[str, Any] = MappingProxyType(
-    {"log_level": "WARNING", "enable_access_log": False}
-)
 START_TIMEOUT_S = 1800.0  # large models load slowly; failures are reported earlier
 # Tokens do not pass through Ray's object store, so it may be small.
 OBJECT_STORE_BYTES = 128 * 2**20
@@ -168,9 +163,3 @@ def _raylet_silenced() -> Iterator[None]:
     """Suppress a false alarm that Ray prints when Serve's own actors are stopped."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
-
-
-def raised_line(message: str) -> str | None:
-    """Return the last exception line of a traceback in `message`, without its module."""
-    found = re.findall(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*): (.+)$", message, flags=re.MULTILINE)
-    return found[-1][1].strip() if found else None

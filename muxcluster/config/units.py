@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from muxcluster.config.load import Config, ConfiguredModel
-from muxcluster.config.planning import dtype_of, engine_gpu, nodes_of, problem
+from muxcluster.config.planner_input import dtype_of, engine_gpu, nodes_of, problem
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.request import Slo
 from muxcluster.core.served import ServedModel

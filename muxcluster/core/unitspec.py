@@ -60,7 +60,7 @@ class SchedulerSpec:
     # for all; 0: never
     shared_prefix_tokens: int = 128
     # 2: if a decode job is sure to be followed by one of the same sequences, that one is sent to
-    # the worker before the first ends (lookahead/pipelining.py); 1: never
+    # the worker before the first ends (scheduling/pipelining.py); 1: never
     pipeline_depth: int = 1
     # Packing "hybrid": batch rows may make a job of interactive rows at most so many times its own
     # time longer, if the targets allow it

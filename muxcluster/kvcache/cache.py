@@ -2,14 +2,154 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.job import SharedPrefixes, Side, TableDelta
 from muxcluster.kvcache.check import check_cache
 from muxcluster.kvcache.eviction import CachedColumns
-from muxcluster.kvcache.ledger import BlockLedger
+from muxcluster.kvcache.lending.model import ModelLending
 from muxcluster.kvcache.lending.state import LentState
-from muxcluster.kvcache.model import KvModel
-from muxcluster.kvcache.model_cache import ModelCache
-from muxcluster.kvcache.model_kv import ModelKv
-from muxcluster.kvcache.pool import BlockPool
+from muxcluster.kvcache.model import KvModel, ModelKv
+from muxcluster.kvcache.pool import OWNER_BIT, BlockLedger, BlockPool, Shortage
+
+
+class ModelCache:
+    """Sequences of one model in the unit's pool, addressed by row.
+
+    A sequence is opened on a row, grows in whole columns, commits columns that are fully computed,
+    and is closed. `lending` lends, saves and restores columns.
+    """
+
+    def __init__(
+        self, kv: ModelKv, lent: LentState, cached: CachedColumns, *, saves_lazily: bool
+    ) -> None:
+        """lent, cached: of all models of the unit. saves_lazily: see `KvCache`."""
+        self._kv = kv
+        self._ledger = lent.ledger
+        self._lent = lent
+        self._cached = cached
+        self.lending = ModelLending(lent, kv, cached, saves_lazily=saves_lazily)
+        self.name = kv.model.name
+        self.block_bytes = kv.block_bytes
+        self.block_tokens = kv.block_tokens  # tokens of the model that fit into a block
+        # Of each row, int32 [max_seqs], live and read-only:
+        self.capacity = kv.capacity  # tokens that fit into its columns now
+        self.num_committed = kv.num_committed  # tokens attached or committed
+        self.num_lent = kv.num_lent  # lent columns, 0 for a whole sequence
+
+    @property
+    def used(self) -> int:
+        """Distinct blocks that live (bidirectional: left) sequences hold."""
+        return self._ledger.used(self.name)
+
+    @property
+    def batch_used(self) -> int:
+        """Distinct blocks that right sequences alone hold; 0 if not bidirectional."""
+        return self._ledger.batch_used(self.name)
+
+    @property
+    def num_cached(self) -> int:
+        """Cached blocks that no sequence reads."""
+        return self._ledger.cached(self.name)
+
+    @property
+    def quota(self) -> int:
+        """Most blocks the model may use."""
+        return self._ledger.quota(self.name)
+
+    def headroom(self, side: Side = Side.LEFT) -> int:
+        """Return the blocks growth on `side` may take now: min(quota - used, free + evictable).
+
+        Bidirectional: lent ones too on the left side, and no quota on the right one.
+        """
+        is_batch = self._lent.is_batch(OWNER_BIT[side])
+        return self._ledger.headroom(self.name, is_batch=is_batch)
+
+    def finds(self, hashes: Sequence[bytes], side: Side) -> bool:
+        """True where a cached prefix stands at the beginning of the chain `hashes`."""
+        return self._kv.prefix.has_first(hashes, OWNER_BIT[side])
+
+    def open(self, row: int, hashes: Sequence[bytes], side: Side = Side.LEFT) -> int:
+        """Begin a sequence on a closed row and attach the longest cached prefix.
+
+        hashes: chain hashes of the prompt's full blocks (none to stay away from the cache).
+        Returns the tokens attached, whole blocks: no more than the quota allows.
+        """
+        kv, owner = self._kv, OWNER_BIT[side]
+        if not hashes:
+            kv.sequences.open(row, owner, kv.nothing.columns)
+            return 0
+        columns, is_batch = kv.prefix.match(hashes, owner), self._lent.is_batch(owner)
+        if not is_batch:
+            columns = self._affordable(columns)
+        revived = columns[kv.columns.refs[columns] == 0]
+        kv.sequences.open(row, owner, columns)
+        kv.columns.attach(columns)
+        self._cached.revive(kv, revived, owner, is_batch=is_batch)
+        return len(columns) * kv.block_tokens
+
+    def _affordable(self, columns: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the first of `columns` that the quota allows to be read."""
+        store = self._kv.columns
+        cost = np.cumsum(store.refs[columns] == 0) * store.blocks_per_column
+        return columns[: cost.searchsorted(self._ledger.quota_left(self.name), side="right")]
+
+    def grow(self, rows: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> TableDelta | Shortage:
+        """Make room for num_tokens[i] tokens in rows[i] (open, distinct), all or nothing.
+
+        Unread cached columns are evicted where blocks are short; then left sequences take lent
+        blocks. `rows` are whole. Returns new table entries, or what is missing, unchanged.
+        """
+        kv = self._kv
+        lack = kv.sequences.lack(rows, num_tokens)
+        if lack is None:
+            return kv.nothing
+        blocks = lack.total * kv.columns.blocks_per_column
+        batch = self._lent.num_batch(kv, lack)
+        shortage = self._ledger.shortage(self.name, blocks, batch)
+        if shortage is not None:
+            return shortage
+        self._cached.make_room(blocks)
+        return self._lent.take(kv, lack, batch)
+
+    def lack(self, rows: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> int:
+        """Return the blocks that `grow` would take for the same rows and lengths."""
+        lack = self._kv.sequences.lack(rows, num_tokens)
+        return 0 if lack is None else lack.total * self._kv.columns.blocks_per_column
+
+    def commit(self, row: int, hashes: Sequence[bytes]) -> None:
+        """Publish the next len(hashes) columns of the sequence, which are fully computed.
+
+        They are immutable from then on. `hashes` continue the chain of those before.
+        """
+        self._kv.commit(row, hashes)
+
+    def close(self, row: int) -> None:
+        """End the sequence: unpublished columns are freed, published ones stay in the cache.
+
+        It is in no running job; it may be lent or half saved.
+        """
+        kv = self._kv
+        owner = int(kv.sequences.owners[row])
+        is_batch, taken = self._lent.is_batch(owner), self._lent.close(kv, row)
+        columns, num_counted = kv.sequences.close(row)
+        self._ledger.give(self.name, num_counted * kv.columns.blocks_per_column)
+        if len(columns) == 0:
+            return
+        unread = columns[kv.columns.detach(columns)]
+        # Deepest first: see EvictionOrder.
+        self._cached.retire(kv, unread[::-1], owner, is_batch=is_batch)
+        if len(taken):
+            self._lent.take_back(taken)
+
+    def tables(self, rows: NDArray[np.int32]) -> TableDelta:
+        """Return the whole block tables of `rows`: after a prefix was attached, or a restart."""
+        return self._kv.delta(rows)
+
+    def shared_prefixes(self, rows: NDArray[np.int32]) -> SharedPrefixes | None:
+        """Return the computed columns that `rows` (distinct, open) have in common."""
+        return self._kv.groups.of(rows)
 
 
 class KvCache:

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import Side
-from muxcluster.kvcache.ledger import BlockLedger
-from muxcluster.kvcache.model_kv import ModelKv
-from muxcluster.kvcache.pool import OWNER_BIT, BlockPool
+from muxcluster.kvcache.model import ModelKv
+from muxcluster.kvcache.pool import OWNER_BIT, BlockLedger, BlockPool
 
 Entry = tuple[str, int]  # a model's name and one of its columns
 

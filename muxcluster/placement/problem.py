@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from muxcluster.placement.cost import Profile
+from muxcluster.placement.cost.profile import Profile
 from muxcluster.placement.execution import UnitPolicy
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.shapes.shape import ModelShape

@@ -6,9 +6,8 @@ from typing import TypeVar
 from muxcluster.core.backends import DENSE
 from muxcluster.core.job import Phase
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
-from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.cache import KvCache, ModelCache
 from muxcluster.kvcache.model import KvModel
-from muxcluster.kvcache.model_cache import ModelCache
 from muxcluster.scheduling.lanes import LANES
 from muxcluster.scheduling.lanes.adbs import AdbsLane
 from muxcluster.scheduling.lanes.unsharing import SharingJudge, UnsharingLane

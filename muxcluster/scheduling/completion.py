@@ -10,10 +10,10 @@ from muxcluster.core.errors import NonFiniteLogits
 from muxcluster.core.events import Event, FinishReason, StepOutput
 from muxcluster.core.job import Job, JobResult, Phase, TokenLogprobs
 from muxcluster.core.request import Request
-from muxcluster.scheduling.lookahead.pipelining import result_without_ended, without_ended
+from muxcluster.scheduling.jobs import result_without_ended, without_ended
 from muxcluster.scheduling.memory.admission import Memory
-from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.requests import LiveRequest
 from muxcluster.scheduling.state.running import RunningTable, TableRows
 
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)

@@ -1,9 +1,12 @@
-"""Makes the job that a worker gets from a batch."""
+"""Makes the job that a worker gets from a batch, and leaves out rows that ended meanwhile."""
+
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.job import Admission, Job, Phase, Rows, SharedPrefixes, TableDelta
+from muxcluster.core.job import Admission, Job, JobResult, Phase, Rows, SharedPrefixes, TableDelta
+from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Batch
 from muxcluster.scheduling.shares import Place
 from muxcluster.scheduling.state.model import ModelState
@@ -37,7 +40,7 @@ class JobBuilder:
         copies = batch.copies
         if copies is None:
             ends = starts + batch.counts + np.int32(batch.max_steps - 1)
-            copies = model.kv.saves(rows, ends, self.next_id) if self._saves else ()
+            copies = model.kv.lending.saves(rows, ends, self.next_id) if self._saves else ()
         return Job(
             job_id=self.skip(1),
             model=model.name,
@@ -131,6 +134,42 @@ class JobBuilder:
         if model.uses_prefixes(live):
             model.counters.prefix_queries += live.num_prompt
             model.counters.prefix_hits += live.num_cached_tokens
+
+
+def without_ended(memory: Memory, model: ModelState, job: Job) -> Job:
+    """Return `job`, which ended, without rows whose sequences ended before; free their table rows.
+
+    The job itself where there were none.
+    """
+    table, rows = model.running, job.rows
+    if not table.num_written:
+        return job
+    is_over = table.is_written[rows.table_rows]
+    if not is_over.any():
+        return job
+    for row in rows.table_rows[is_over].tolist():
+        memory.end_writes(model, row)
+    kept = ~is_over
+    left = Rows(rows.table_rows[kept], rows.starts[kept], rows.counts[kept], rows.samples[kept])
+    return replace(job, rows=left)
+
+
+def result_without_ended(job: Job, left: Job, result: JobResult) -> JobResult:
+    """Return the result of `job` for the rows of `left` alone."""
+    if left is job:
+        return result
+    kept: NDArray[np.bool_] = np.isin(job.rows.table_rows, left.rows.table_rows)
+    places = dict(zip(kept.nonzero()[0].tolist(), range(len(left.rows)), strict=True))
+    return replace(
+        result,
+        tokens=result.tokens[kept.repeat(result.counts)],
+        counts=result.counts[kept],
+        logprobs={places[row]: each for row, each in result.logprobs.items() if row in places},
+        prompt_logprobs={
+            places[row]: each for row, each in result.prompt_logprobs.items() if row in places
+        },
+        broken_rows=tuple(places[row] for row in result.broken_rows if row in places),
+    )
 
 
 def _joined(first: NDArray[np.int32], second: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from muxcluster.core.events import Event, FinishReason, StepOutput
+from muxcluster.core.events import Event, FinishReason, Rejected, StepOutput
 from muxcluster.core.job import Job, JobResult, Phase
 from muxcluster.core.request import Request
 from muxcluster.core.served import UnitStats
@@ -19,23 +19,18 @@ from muxcluster.scheduling.assembly import (
     step_times,
 )
 from muxcluster.scheduling.completion import Completion, ended_already, events_only
-from muxcluster.scheduling.faults.failures import Failures
-from muxcluster.scheduling.faults.isolation import Isolation
+from muxcluster.scheduling.fast_forward import FastForward
+from muxcluster.scheduling.faults import Failures, Isolation
 from muxcluster.scheduling.jobs import JobBuilder
-from muxcluster.scheduling.lanes.view import LaneView
-from muxcluster.scheduling.lookahead.fast_forward import FastForward
-from muxcluster.scheduling.lookahead.pipelining import Pipelining
+from muxcluster.scheduling.lanes.view import LaneView, Repetition
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.memory.batch_memory import BatchMemory
 from muxcluster.scheduling.memory.quotas import Adaptation, QuotaBalancer
-from muxcluster.scheduling.memory.refusals import refusal, unknown_model
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.scheduling.packing.batch import Packing, Turn
+from muxcluster.scheduling.pipelining import Pipelining
 from muxcluster.scheduling.shares import ShareLedger
-from muxcluster.scheduling.state.check import check_model
-from muxcluster.scheduling.state.live import LiveRequest
-from muxcluster.scheduling.state.repetition import Repetition
-from muxcluster.scheduling.state.report import model_stats
+from muxcluster.scheduling.state.requests import LiveRequest
 from muxcluster.scheduling.steptime.seed import Seed
 
 
@@ -88,7 +83,7 @@ class UnitScheduler:
             self._times,
         )
         self._builder = JobBuilder(saves=lends)
-        self._view = LaneView(models, self._shares, self._packing)
+        self._view = LaneView(self._memory, self._shares, self._packing, policy.token_budget)
         balancer = QuotaBalancer(self._kv, models, self._carry) if has_quotas else None
         self._adaptation = Adaptation(models, balancer, policy.quota_period_s)
         self._completion = Completion(self._memory)
@@ -118,8 +113,9 @@ class UnitScheduler:
         self._adaptation.advance(now)
         model = self._models.get(request.model)
         if model is None:
-            return events_only([unknown_model(request)])
-        if (rejected := refusal(request, model, self._carry[model.name])) is not None:
+            message = f"no model {request.model!r} here"
+            return events_only([Rejected(request.request_id, "model_not_found", message)])
+        if (rejected := model.refusal(request, self._carry[model.name])) is not None:
             return events_only([rejected])
         live = LiveRequest.of(
             request,
@@ -286,7 +282,9 @@ class UnitScheduler:
             num_blocks=self._kv.num_blocks,
             free_blocks=self._kv.free,
             sharing=None if self._judge is None else self._judge.stats(),
-            models=tuple(model_stats(model, self._times) for model in self._models.values()),
+            models=tuple(
+                model.stats(self._times.mean_error(model.name)) for model in self._models.values()
+            ),
         )
 
     def check(self) -> None:
@@ -295,7 +293,7 @@ class UnitScheduler:
         self._shares.check()
         self._adaptation.check()
         for model in self._models.values():
-            check_model(model, self._shares.running)
+            model.check(self._shares.running)
         num_live = sum(model.num_live for model in self._models.values())
         assert num_live == len(self._live), "a request is lost or lives twice"
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from bench.planning.units import clusters, compare, differences
-from muxcluster.config import Config, load_config, plan_for, unit_specs
+from muxcluster.config.load import Config, load_config
+from muxcluster.config.planning import plan_for
+from muxcluster.config.units import unit_specs
 from muxcluster.core.job import WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
 

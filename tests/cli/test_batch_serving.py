@@ -13,9 +13,11 @@ from muxcluster.batch.store.job import Batch, Order, Status
 from muxcluster.batch.store.store import Pending
 from muxcluster.cluster.ingress import batch_planner as serving
 from muxcluster.cluster.ingress.batch_planner import OrderedLines, ServerPlanner
-from muxcluster.cluster.state.desired import Desired, desired_of
-from muxcluster.config import load_config, plan_for
-from muxcluster.config.planning import nodes_of
+from muxcluster.cluster.state.desired import Desired
+from muxcluster.cluster.state.fitting import desired_of
+from muxcluster.config.load import load_config
+from muxcluster.config.planner_input import nodes_of
+from muxcluster.config.planning import plan_for
 from muxcluster.core.errors import NotReady
 from muxcluster.demo.models import build_model
 from muxcluster.http.calls.model_text import ModelTexts

@@ -3,8 +3,8 @@
 import pytest
 
 from muxcluster.cli.placing.whatif import changed
-from muxcluster.config import load_config
-from muxcluster.config.planning import nodes_of, problem
+from muxcluster.config.load import load_config
+from muxcluster.config.planner_input import nodes_of, problem
 from muxcluster.core.errors import ConfigError
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.shapes.known import SHAPES

@@ -18,8 +18,8 @@ from muxcluster.cli import main as entry
 from muxcluster.cli import profile as profile_command
 from muxcluster.cli import profile_input
 from muxcluster.cli.profile_input import GPU_SHARES
-from muxcluster.config import load_config
-from muxcluster.config.planning import nodes_of
+from muxcluster.config.load import load_config
+from muxcluster.config.planner_input import nodes_of
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.demo.models import build_model
 from muxcluster.engine.profile import device as profiling_device

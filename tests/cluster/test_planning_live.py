@@ -10,17 +10,11 @@ import yaml
 
 from muxcluster.cluster.control.replanner import Replanner
 from muxcluster.cluster.ray.nodes import nodes_from, planning_nodes, remaining_nodes
-from muxcluster.cluster.state.desired import (
-    Desired,
-    Record,
-    at_rates,
-    desired_of,
-    key_of,
-    without,
-)
-from muxcluster.cluster.state.fitting import as_found, plan_what_fits
+from muxcluster.cluster.state.desired import Desired, Record, key_of
+from muxcluster.cluster.state.fitting import as_found, at_rates, desired_of, plan_what_fits, without
 from muxcluster.cluster.state.rates import RateWatch, is_off, to_plan_for
-from muxcluster.config import Config, load_config, plan_for
+from muxcluster.config.load import Config, load_config
+from muxcluster.config.planning import plan_for
 from muxcluster.core.errors import ConfigError, InfeasiblePlan
 from muxcluster.placement.hardware import WHOLE, cpu, gpu_named
 from muxcluster.placement.problem import Node

@@ -7,10 +7,12 @@ import yaml
 
 from muxcluster.cluster.control.routing_table import RETRY_AFTER_S, directory_of
 from muxcluster.cluster.control.watch import UnitWatch
-from muxcluster.cluster.state.desired import Desired, Record, State, desired_of
+from muxcluster.cluster.state.desired import Desired, Record, State
+from muxcluster.cluster.state.fitting import desired_of
 from muxcluster.cluster.state.reconcile import Phase
 from muxcluster.cluster.units.report import UnitReport
-from muxcluster.config import load_config, plan_for
+from muxcluster.config.load import load_config
+from muxcluster.config.planning import plan_for
 from muxcluster.core.directory import Directory, UnitAddress
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.problem import Node

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from muxcluster.cli.status import show
 from muxcluster.cluster.control.status import UnitView, describe
-from muxcluster.cluster.embedded import raised_line
+from muxcluster.cluster.ray.application import raised_line
 from muxcluster.cluster.state.desired import Record, Target
 from muxcluster.cluster.state.reconcile import Phase
 from muxcluster.cluster.units.actor import as_reported

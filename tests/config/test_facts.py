@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from muxcluster.config import read_facts
+from muxcluster.config.facts import read_facts
 from muxcluster.core.errors import LoadError
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from muxcluster.config import load_config
+from muxcluster.config.load import load_config
 from muxcluster.config.planfile import read_plan
 from muxcluster.config.profiles import read_profile
 from muxcluster.core.errors import ConfigError, LoadError

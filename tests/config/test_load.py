@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.config import load_config
-from muxcluster.config.planning import nodes_of, problem
+from muxcluster.config.load import load_config
+from muxcluster.config.planner_input import nodes_of, problem
 from muxcluster.core.errors import ConfigError, LoadError
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.shapes.known import SHAPES

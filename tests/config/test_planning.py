@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from muxcluster.config import load_config, plan_for
-from muxcluster.config.planning import nodes_of, problem
+from muxcluster.config.load import load_config
+from muxcluster.config.planner_input import nodes_of, problem
+from muxcluster.config.planning import plan_for
 from muxcluster.config.profiles import is_published, read_profile
 from muxcluster.core.errors import ConfigError, InfeasiblePlan
 from muxcluster.placement.shapes.known import SHAPES

@@ -2,7 +2,9 @@
 
 import pytest
 
-from muxcluster.config import Config, load_config, plan_for, served_models, unit_specs
+from muxcluster.config.load import Config, load_config
+from muxcluster.config.planning import plan_for
+from muxcluster.config.units import served_models, unit_specs
 from muxcluster.core.errors import ConfigError, InfeasiblePlan
 from muxcluster.core.job import Phase
 from muxcluster.core.request import Slo

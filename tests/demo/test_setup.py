@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.config import load_config, plan_for, unit_specs
+from muxcluster.config.load import load_config
+from muxcluster.config.planning import plan_for
+from muxcluster.config.units import unit_specs
 from muxcluster.demo.setup import MODELS, build_models, expected_loads, write_config
 from muxcluster.demo.workload import BurstSize, Scale, make_burst
 

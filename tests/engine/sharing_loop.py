@@ -11,7 +11,8 @@ from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.executor import Executor, JobDone, JobFailed
 from muxcluster.kvcache.cache import KvCache
-from muxcluster.kvcache.model import KvModel, Shortage
+from muxcluster.kvcache.model import KvModel
+from muxcluster.kvcache.pool import Shortage
 
 SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True)
 MOST_LEFT = 4
@@ -147,19 +148,19 @@ class SharingLoop:
             return []
         first = [t for t in self._texts if t.side is Side.LEFT and t.model is model]
         first = [text for text in first if not text.is_done][:MOST_LEFT]
-        blocked = self.cache.of(model.name).blocked()
+        blocked = self.cache.of(model.name).lending.blocked()
         return [t for t in first if not t.is_busy and (blocked is None or not blocked[t.row])]
 
     def _restore(self, draft: Draft) -> None:
         name = draft.model.name
         for text in self._idle(Side.RIGHT, draft.model)[:2]:
-            if not self._is_lent(text) or not self.cache.of(name).can_restore(text.row):
+            if not self._is_lent(text) or not self.cache.of(name).lending.can_restore(text.row):
                 continue
-            needed = self.cache.of(name).restore_cost(text.row)
+            needed = self.cache.of(name).lending.restore_cost(text.row)
             needed += self.cache.of(name).lack(ints(text.row), ints(len(text.tokens)))
             if needed > self.cache.of(name).headroom(Side.RIGHT):
                 continue
-            restored = self.cache.of(name).restore(ints(text.row), draft.job_id)
+            restored = self.cache.of(name).lending.restore(ints(text.row), draft.job_id)
             assert not isinstance(restored, Shortage)
             draft.tables.append(restored[0])
             draft.copies.append(restored[1])
@@ -183,7 +184,7 @@ class SharingLoop:
             for victim in self._idle(Side.RIGHT):
                 if missing > 0:
                     victim_name = victim.model.name
-                    missing -= self.cache.of(victim_name).lend(
+                    missing -= self.cache.of(victim_name).lending.lend(
                         victim.row, victim.num_computed, missing
                     )
             grown = self.cache.of(name).grow(rows, ends)
@@ -193,7 +194,7 @@ class SharingLoop:
         lefts = [text for text in draft.rows if text.side is Side.LEFT]
         rows = ints(*(text.row for text in lefts))
         ends = ints(*(len(text.tokens) for text in lefts))
-        draft.copies.extend(self.cache.of(draft.model.name).saves(rows, ends, draft.job_id))
+        draft.copies.extend(self.cache.of(draft.model.name).lending.saves(rows, ends, draft.job_id))
 
     def _send(self, draft: Draft, worker_id: int) -> None:
         new = [text for text in draft.rows if text.is_new]

@@ -7,7 +7,7 @@ import torch
 
 from muxcluster.kernels.triton_ops.paged_prefill import paged_prefill
 from muxcluster.kernels.triton_ops.parts.prefill_tiling import Tiling, choose_tiling
-from muxcluster.scheduling.packing.prompts import TILE_TOKENS
+from muxcluster.scheduling.packing.rows import TILE_TOKENS
 from tests.kernels.paged_cases import filled_case, random_query
 from tests.kernels.paged_prefill_rules import PagedPrefillRules, check
 

@@ -9,7 +9,8 @@ from muxcluster.core.hashing import extend_hashes, root_hash
 from muxcluster.core.job import Side, TableDelta
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.kvcache.cache import KvCache
-from muxcluster.kvcache.model import KvModel, Shortage
+from muxcluster.kvcache.model import KvModel
+from muxcluster.kvcache.pool import Shortage
 from tests.blocks import block_tokens
 
 BLOCK = block_tokens(16)

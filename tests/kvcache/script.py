@@ -3,7 +3,7 @@
 import numpy as np
 
 from muxcluster.core.job import Side, SlotCopies
-from muxcluster.kvcache.model import Shortage
+from muxcluster.kvcache.pool import Shortage
 from tests.kvcache.world import MODELS, World
 
 
@@ -39,7 +39,9 @@ class Script:
             copies.append(restored)
         assert world.grow(model, {row: end})
         if text.side is Side.LEFT:
-            copies += self.cache.of(model).saves(rows, np.array([end], dtype=np.int32), job_id)
+            copies += self.cache.of(model).lending.saves(
+                rows, np.array([end], dtype=np.int32), job_id
+            )
         world.launch(job_id, model, {row: count}, copies)
         world.check()
         return job_id, copies

@@ -6,7 +6,8 @@ import pytest
 from muxcluster.core.job import Side, TableDelta
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.kvcache.cache import KvCache
-from muxcluster.kvcache.model import KvModel, Shortage
+from muxcluster.kvcache.model import KvModel
+from muxcluster.kvcache.pool import Shortage
 from tests.blocks import only_with
 from tests.kvcache.oracle import chain
 

@@ -6,7 +6,7 @@
 import numpy as np
 
 from muxcluster.core.job import Side
-from muxcluster.kvcache.model import Shortage
+from muxcluster.kvcache.pool import Shortage
 from tests.blocks import only_with
 from tests.kvcache.script import Script, num_saved
 
@@ -44,7 +44,7 @@ def test_a_lent_left_column_is_charged_to_nobody_until_it_is_restored() -> None:
 def test_the_first_token_over_it_takes_all_that_it_holds() -> None:
     script = lent_pair(20)
     assert num_saved(script.compute("odd", 1, 1)) == 3 * 20
-    assert script.cache.of("odd").restore_cost(0) == 3
+    assert script.cache.of("odd").lending.restore_cost(0) == 3
     assert num_saved(script.compute("odd", 1, 5)) == 0
     script.close("odd", 1)
     assert (script.cache.free, script.cache.lent) == (3, 0)
@@ -67,10 +67,10 @@ def test_what_nobody_wrote_over_is_moved_and_the_taker_waits() -> None:
     script.world.cache.drop_cache()
     job_id, (copies,) = script.start("odd", 0, 1)
     assert copies.moves[:, 2].tolist() == [20, 20, 20]
-    assert script.cache.of("odd").blocked().tolist() == [False, True] + [False] * 4
-    assert script.cache.of("odd").lendable(1) == 0
+    assert script.cache.of("odd").lending.blocked().tolist() == [False, True] + [False] * 4
+    assert script.cache.of("odd").lending.lendable(1) == 0
     script.finish(job_id)
-    assert script.cache.of("odd").blocked() is None
+    assert script.cache.of("odd").lending.blocked() is None
     assert num_saved(script.compute("odd", 1, 5)) == 0
 
 
@@ -86,7 +86,7 @@ def test_a_restored_left_column_may_take_lent_batch_blocks() -> None:
     assert restored.restores[:, 2].tolist() == [20, 20, 20]
     assert num_saved([saved]) == 3 * 21
     assert (script.cache.of("odd").used, script.cache.lent) == (6, 0)
-    assert script.cache.of("odd").restore_cost(3) == 3
+    assert script.cache.of("odd").lending.restore_cost(3) == 3
 
 
 def test_after_a_failed_restore_it_is_lent_again_and_so_is_what_it_took() -> None:
@@ -115,13 +115,13 @@ def test_a_column_over_batch_tokens_is_kept_and_others_are_lent() -> None:
     script.begin("odd", 1, LEFT, 48)
     script.lend("odd", 0, 3)
     script.compute("odd", 1, 4)
-    assert script.cache.of("odd").lend(1, 52, 6) == 6
+    assert script.cache.of("odd").lending.lend(1, 52, 6) == 6
     script.world.check()
     assert script.cache.of("odd").num_lent[1] == 3
     assert (script.cache.of("odd").used, script.cache.lent) == (3, 6)
     script.compute("odd", 1, 2)
     assert (script.cache.of("odd").used, script.cache.lent) == (9, 0)
-    assert script.cache.of("odd").restore_cost(0) == 3
+    assert script.cache.of("odd").lending.restore_cost(0) == 3
     script.lend("odd", 1, 6)
     script.close("odd", 1)
     assert (script.cache.of("odd").used, script.cache.lent, script.cache.free) == (0, 3, 6)
@@ -134,7 +134,7 @@ def test_an_empty_column_over_lent_tokens_is_given_up() -> None:
     assert (script.cache.lent, script.cache.of("odd").used) == (0, 6)
     assert script.lend("odd", 1, 3) == 3
     assert (script.cache.lent, script.cache.of("odd").used) == (3, 3)
-    assert script.cache.of("odd").restore_cost(0) == 0
+    assert script.cache.of("odd").lending.restore_cost(0) == 0
 
 
 def test_a_column_with_another_reader_is_not_lent() -> None:
@@ -142,7 +142,7 @@ def test_a_column_with_another_reader_is_not_lent() -> None:
     script.begin("odd", 0, LEFT, 30, path=(1,))
     script.begin("odd", 1, LEFT, 30, path=(1,))
     assert script.lend("odd", 0, 6) == 3
-    assert script.cache.of("odd").lendable(0) == 0
+    assert script.cache.of("odd").lending.lendable(0) == 0
 
 
 def test_a_restore_is_bound_by_the_quota() -> None:
@@ -150,7 +150,7 @@ def test_a_restore_is_bound_by_the_quota() -> None:
     script.begin("odd", 0, LEFT, 20)
     script.lend("odd", 0, 3)
     script.cache.set_quotas({"odd": 2})
-    assert script.cache.of("odd").restore(FIRST, 99) == Shortage(1, by_quota=True)
+    assert script.cache.of("odd").lending.restore(FIRST, 99) == Shortage(1, by_quota=True)
     script.cache.set_quotas({"odd": 5})
-    assert script.cache.of("odd").restore_shortage(0, 0) is None
-    assert script.cache.of("odd").restore_shortage(0, 3) == Shortage(1, by_quota=True)
+    assert script.cache.of("odd").lending.restore_shortage(0, 0) is None
+    assert script.cache.of("odd").lending.restore_shortage(0, 3) == Shortage(1, by_quota=True)

@@ -8,8 +8,7 @@ import pytest
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.lending.blocks import NO_RUNS, HostBlocks
 from muxcluster.kvcache.lending.columns import LentColumns
-from muxcluster.kvcache.lending.restore import ColumnRestoring
-from muxcluster.kvcache.lending.save import Saving
+from muxcluster.kvcache.lending.model import ModelLending
 from muxcluster.kvcache.lending.state import LentState
 from tests.blocks import only_with
 from tests.kvcache.script import Script
@@ -39,7 +38,7 @@ def _round_down(patch: pytest.MonkeyPatch) -> None:
         places = held * self._kv.slot_bytes // victim.slot_bytes
         return np.where(held == self._kv.block_tokens, victim.block_tokens, places)
 
-    patch.setattr(Saving, "_touched", touched)
+    patch.setattr(ModelLending, "_touched", touched)
 
 
 def _forget_who_is_blocked(patch: pytest.MonkeyPatch) -> None:
@@ -63,23 +62,23 @@ def _trust_failed_saves(patch: pytest.MonkeyPatch) -> None:
 
 
 def _skip_moves(patch: pytest.MonkeyPatch) -> None:
-    copies = ColumnRestoring._copies
+    copies = ModelLending._copies
 
     def without(self, restore):
         answer = copies(self, restore)
         return type(answer)(answer.model, answer.saves, NO_RUNS, answer.restores)
 
-    patch.setattr(ColumnRestoring, "_copies", without)
+    patch.setattr(ModelLending, "_copies", without)
 
 
 def _free_what_is_not_saved(patch: pytest.MonkeyPatch) -> None:
-    swap_out = Saving.swap_out
+    swap_out = ModelLending.swap_out
 
     def without(self, *arguments):
         answer = swap_out(self, *arguments)
         return type(answer)(answer.model, NO_RUNS, answer.moves, answer.restores)
 
-    patch.setattr(Saving, "swap_out", without)
+    patch.setattr(ModelLending, "swap_out", without)
 
 
 def _look_at_the_wrong_end(patch: pytest.MonkeyPatch) -> None:
@@ -94,13 +93,13 @@ def _forget_what_lies_below(patch: pytest.MonkeyPatch) -> None:
 
 
 def _skip_a_restore(patch: pytest.MonkeyPatch) -> None:
-    copies = ColumnRestoring._copies
+    copies = ModelLending._copies
 
     def without(self, restore):
         answer = copies(self, restore)
         return type(answer)(answer.model, answer.saves, answer.moves, answer.restores[1:])
 
-    patch.setattr(ColumnRestoring, "_copies", without)
+    patch.setattr(ModelLending, "_copies", without)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from muxcluster.core.job import Side, TableDelta
-from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.cache import KvCache, ModelCache
 from muxcluster.kvcache.eviction import Pins
-from muxcluster.kvcache.model_cache import ModelCache
 from tests.kvcache.oracle import BLOCK_BYTES, MODELS, Pair
 from tests.kvcache.test_cache_random import Walk
 

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from muxcluster.kvcache.ledger import BlockLedger
 from muxcluster.kvcache.lending.blocks import HostBlocks, TakeableBlocks, runs
 from muxcluster.kvcache.lending.columns import ColumnsOverLent
-from muxcluster.kvcache.model import Shortage
+from muxcluster.kvcache.pool import BlockLedger, Shortage
 
 
 def ids(*numbers: int) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 
 from muxcluster.core.job import Side
 from muxcluster.kvcache.cache import KvCache
-from muxcluster.kvcache.model import Shortage
+from muxcluster.kvcache.pool import Shortage
 from tests.blocks import only_with
 from tests.kvcache.memory_world import BLOCK_BYTES
 from tests.kvcache.script import Script
@@ -27,25 +27,25 @@ def test_lending_copies_nothing_and_charges_nobody() -> None:
     script.begin("wide", 0, RIGHT, 40)
     cache = script.cache
     assert (cache.of("wide").used, cache.of("wide").batch_used, cache.free) == (0, 12, 8)
-    assert cache.of("wide").lendable(0) == 12
+    assert cache.of("wide").lending.lendable(0) == 12
     assert script.lend("wide", 0, 5) == 8
     assert (cache.lent, cache.of("wide").batch_used, cache.free) == (8, 4, 8)
     assert cache.of("wide").num_lent.tolist() == [2, 0, 0, 0, 0, 0]
     assert cache.of("wide").headroom() == 16
     assert cache.of("wide").headroom(RIGHT) == 8
-    assert cache.of("wide").restore_cost(0) == 0
-    assert cache.of("wide").untaken(0) == 8
+    assert cache.of("wide").lending.restore_cost(0) == 0
+    assert cache.of("wide").lending.untaken(0) == 8
 
 
 def test_lending_ends_with_the_host_blocks() -> None:
     script = Script(20, num_host_blocks=5)
     script.begin("wide", 0, RIGHT, 40)
-    assert script.cache.of("wide").lendable(0) == 4
+    assert script.cache.of("wide").lending.lendable(0) == 4
     assert script.lend("wide", 0, 12) == 4
     assert script.lend("wide", 0, 12) == 0
     script.close("wide", 0)
     script.begin("wide", 1, RIGHT, 40)
-    assert script.cache.of("wide").lendable(1) == 4
+    assert script.cache.of("wide").lending.lendable(1) == 4
 
 
 def test_columns_without_tokens_are_freed_at_once_and_need_no_host_block() -> None:
@@ -54,7 +54,7 @@ def test_columns_without_tokens_are_freed_at_once_and_need_no_host_block() -> No
     assert script.world.grow("wide", {0: 40})
     assert script.lend("wide", 0, 12) == 12
     assert (script.cache.free, script.cache.lent) == (20, 0)
-    assert script.cache.of("wide").restore_cost(0) == 12
+    assert script.cache.of("wide").lending.restore_cost(0) == 12
     assert script.compute("wide", 0, 20)[0].restores.size == 0
 
 
@@ -63,7 +63,7 @@ def test_columns_without_tokens_are_lent_up_to_the_size_of_the_pool() -> None:
     for row, lent in enumerate((8, 0)):
         script.world.open("wide", row, [], RIGHT)
         assert script.world.grow("wide", {row: 30})
-        assert script.cache.of("wide").lendable(row) == lent
+        assert script.cache.of("wide").lending.lendable(row) == lent
         assert script.lend("wide", row, 8) == lent
     script.close("wide", 0)
     assert script.lend("wide", 1, 8) == 8
@@ -73,7 +73,7 @@ def test_lending_stops_at_a_column_that_somebody_else_reads() -> None:
     script = Script(40)
     script.begin("wide", 0, RIGHT, 48, path=(1, 2, 3))
     script.begin("wide", 1, RIGHT, 20, path=(1,))
-    assert script.cache.of("wide").lendable(0) == 8
+    assert script.cache.of("wide").lending.lendable(0) == 8
     assert script.lend("wide", 0, 12) == 8
     assert script.cache.of("wide").num_committed[0] == 16
     script.close("wide", 1)
@@ -109,7 +109,7 @@ def test_left_growth_takes_free_then_cached_then_lent_blocks() -> None:
     assert (cache.free, cache.evictable, cache.lent) == (1, 0, 4)
     script.world.open("wide", 1, [], LEFT)
     assert script.world.grow("wide", {1: 16})
-    assert (cache.free, cache.lent, cache.of("wide").restore_cost(0)) == (0, 1, 3)
+    assert (cache.free, cache.lent, cache.of("wide").lending.restore_cost(0)) == (0, 1, 3)
     script.world.check()
 
 
@@ -120,7 +120,7 @@ def test_lent_blocks_are_taken_when_nothing_else_is_there() -> None:
     script.world.open("odd", 0, [], LEFT)
     assert script.world.grow("odd", {0: 24})
     cache = script.cache
-    assert (cache.lent, cache.of("odd").used, cache.of("wide").restore_cost(0)) == (5, 3, 3)
+    assert (cache.lent, cache.of("odd").used, cache.of("wide").lending.restore_cost(0)) == (5, 3, 3)
     script.world.open("odd", 1, [], RIGHT)
     answer = cache.of("odd").grow(ints(1), ints(1))
     assert answer == Shortage(3, by_quota=False)
@@ -142,10 +142,10 @@ def test_nothing_is_lent_where_blocks_are_not_shared() -> None:
     cache.of("wide").open(0, [], RIGHT)
     cache.of("wide").grow(ints(0), ints(40))
     assert (cache.of("wide").used, cache.of("wide").batch_used, cache.lent) == (12, 0, 0)
-    assert cache.of("wide").lendable(0) == cache.of("wide").lend(0, 40, 4) == 0
+    assert cache.of("wide").lending.lendable(0) == cache.of("wide").lending.lend(0, 40, 4) == 0
     assert cache.of("wide").headroom(RIGHT) == cache.of("wide").headroom() == 8
-    assert cache.of("wide").saves(ints(0), ints(1), 1) == ()
-    assert cache.of("wide").blocked() is None
+    assert cache.of("wide").lending.saves(ints(0), ints(1), 1) == ()
+    assert cache.of("wide").lending.blocked() is None
     assert cache.end_copies(1, True) == []
     assert not cache.of("wide").num_lent.any()
 

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from muxcluster.core.job import Side
-from muxcluster.kvcache.ledger import BlockLedger
-from muxcluster.kvcache.model import Shortage
-from muxcluster.kvcache.pool import OWNER_BIT, BlockPool
+from muxcluster.kvcache.pool import OWNER_BIT, BlockLedger, BlockPool, Shortage
 from tests.blocks import only_with
 from tests.kvcache.oracle import Pair
 

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muxcluster.core.job import SharedPrefixes
-from muxcluster.kvcache.columns import ColumnStore
-from muxcluster.kvcache.prefix_groups import PrefixGroups
-from muxcluster.kvcache.sequences import SequenceTable
+from muxcluster.kvcache.prefix import PrefixGroups
+from muxcluster.kvcache.tables import ColumnStore, SequenceTable
 
 BLOCK = 8
 Path = tuple[int, ...]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from muxcluster.core.job import Side
-from muxcluster.kvcache.model import Shortage
+from muxcluster.kvcache.pool import Shortage
 from tests.blocks import only_with
 from tests.kvcache.script import Script, num_saved
 
@@ -53,7 +53,7 @@ def test_a_slot_is_saved_once() -> None:
 def test_eager_saving_takes_all_with_the_first_write() -> None:
     script = shared_pair(20, saves_lazily=False)
     assert num_saved(script.compute("odd", 1, 1)) == 60
-    assert script.cache.of("odd").restore_cost(0) == 3
+    assert script.cache.of("odd").lending.restore_cost(0) == 3
     script.close("odd", 1)
     assert (script.cache.free, script.cache.lent) == (3, 0)
 
@@ -74,7 +74,7 @@ def test_a_block_without_left_owner_is_restored_in_place() -> None:
     script = shared_pair(24)
     script.compute("odd", 1, 4)
     script.close("odd", 1)
-    assert script.cache.of("odd").restore_cost(0) == 0
+    assert script.cache.of("odd").lending.restore_cost(0) == 0
     (copies,) = script.compute("odd", 0, 0)
     assert (copies.restores[:, 2].tolist(), len(copies.moves)) == ([4, 4, 4], 0)
     assert script.cache.of("odd").batch_used == 3
@@ -87,8 +87,8 @@ def test_a_taken_block_is_restored_into_a_fresh_one() -> None:
     script.world.open("odd", 1, [], LEFT)
     script.compute("odd", 1, 4)
     script.world.check()
-    assert script.cache.of("odd").restore_cost(0) == 3
-    answer = script.cache.of("odd").restore(FIRST, 99)
+    assert script.cache.of("odd").lending.restore_cost(0) == 3
+    answer = script.cache.of("odd").lending.restore(FIRST, 99)
     assert answer == Shortage(3, by_quota=False)
     assert script.cache.of("odd").num_lent[0] == 2
 
@@ -104,10 +104,10 @@ def test_a_restore_moves_what_was_not_saved() -> None:
     job_id, (copies,) = script.start("odd", 0, 1)
     assert copies.restores[:, 2].tolist() == [4, 4, 4]
     assert copies.moves[:, 2].tolist() == [20, 20, 20]
-    assert script.cache.of("odd").blocked().tolist() == [False, True] + [False] * 4
-    assert script.cache.of("wide").blocked() is None
+    assert script.cache.of("odd").lending.blocked().tolist() == [False, True] + [False] * 4
+    assert script.cache.of("wide").lending.blocked() is None
     script.finish(job_id)
-    assert script.cache.of("odd").blocked() is None
+    assert script.cache.of("odd").lending.blocked() is None
     assert num_saved(script.compute("odd", 1, 5)) == 0
 
 
@@ -141,17 +141,17 @@ def test_after_a_failed_restore_the_sequence_is_lent_as_before() -> None:
     assert (script.cache.lent, script.cache.free, script.cache.of("odd").batch_used) == before
     assert script.cache.of("odd").num_lent[0] == 1
     assert script.cache.of("odd").capacity[0] == 24
-    assert script.cache.of("odd").restore_cost(0) == 3
+    assert script.cache.of("odd").lending.restore_cost(0) == 3
     script.compute("odd", 0, 2)
 
 
 def test_while_it_is_saved_a_sequence_can_only_be_closed() -> None:
     script = shared_pair(24)
     job_id, _ = script.start("odd", 1, 4)
-    assert not script.cache.of("odd").can_restore(0)
-    assert script.cache.of("odd").lendable(0) == 0
+    assert not script.cache.of("odd").lending.can_restore(0)
+    assert script.cache.of("odd").lending.lendable(0) == 0
     script.finish(job_id)
-    assert script.cache.of("odd").can_restore(0)
+    assert script.cache.of("odd").lending.can_restore(0)
 
 
 def test_a_host_block_that_a_running_job_fills_waits_for_its_end() -> None:
@@ -162,12 +162,12 @@ def test_a_host_block_that_a_running_job_fills_waits_for_its_end() -> None:
     script.world.open("odd", 1, [], LEFT)
     late, _ = script.start("odd", 1, 4)
     script.close("odd", 0)
-    assert script.cache.of("odd").lendable(2) == 3
+    assert script.cache.of("odd").lending.lendable(2) == 3
     script.lend("odd", 2, 3)
     script.world.open("odd", 3, [], LEFT)
     script.compute("odd", 3, 24)
     script.world.open("odd", 0, [], RIGHT)
-    assert script.cache.of("odd").lendable(0) == 0
+    assert script.cache.of("odd").lending.lendable(0) == 0
     script.finish(late)
     script.close("odd", 3)
     script.compute("odd", 2, 0)
@@ -193,7 +193,7 @@ def test_a_failed_save_of_a_closed_sequence_is_nobodys_business() -> None:
     script.world.open("odd", 0, [], RIGHT)
     script.world.runs.pop(job_id)
     assert script.cache.end_copies(job_id, False) == []
-    assert script.cache.of("odd").can_restore(0)
+    assert script.cache.of("odd").lending.can_restore(0)
     script.cache.check()
 
 
@@ -217,12 +217,20 @@ def test_blocks_that_are_swapped_out_are_free_and_their_tokens_come_back() -> No
     script.begin("wide", 1, RIGHT, 16)
     script.lend("wide", 0, 5)
     cache, world = script.cache, script.world
-    assert (cache.of("wide").untaken(0), cache.of("wide").restore_cost(0), cache.free) == (8, 0, 4)
+    assert (
+        cache.of("wide").lending.untaken(0),
+        cache.of("wide").lending.restore_cost(0),
+        cache.free,
+    ) == (8, 0, 4)
     job_id = world.next()
-    saves = cache.of("wide").swap_out(0, 3, job_id)
+    saves = cache.of("wide").lending.swap_out(0, 3, job_id)
     assert saves.saves[:, 2].tolist() == [8, 8, 8]
-    assert (cache.of("wide").untaken(0), cache.of("wide").restore_cost(0), cache.free) == (5, 3, 7)
-    assert not cache.of("wide").can_restore(0)
+    assert (
+        cache.of("wide").lending.untaken(0),
+        cache.of("wide").lending.restore_cost(0),
+        cache.free,
+    ) == (5, 3, 7)
+    assert not cache.of("wide").lending.can_restore(0)
     assert world.grow("wide", {1: 32})
     world.launch(job_id, "wide", {1: 16}, [saves])
     script.finish(job_id)

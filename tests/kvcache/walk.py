@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from muxcluster.core.job import Side, SlotCopies
-from muxcluster.kvcache.model import Shortage
+from muxcluster.kvcache.pool import Shortage
 from tests.kvcache.world import MODELS, World
 
 MOST_JOBS, MOST_TEXTS = 4, 10
@@ -49,7 +49,9 @@ class LendingWalk:
         """Mostly of those that cannot grow any more, as in life, or are being saved."""
         idle = self._idle()
         saving = [
-            (model, row) for model, row in idle if not self.world.cache.of(model).can_restore(row)
+            (model, row)
+            for model, row in idle
+            if not self.world.cache.of(model).lending.can_restore(row)
         ]
         if saving and self.draw.random() < 0.5:
             self._note("closed while saving")
@@ -162,8 +164,8 @@ class LendingWalk:
         return False
 
     def _left(self, model, job_id, rows, counts, copies) -> None:
-        """Those that are whole, then those that lent columns: see ColumnRestoring.restore."""
-        blocked = self.world.cache.of(model).blocked()
+        """Those that are whole, then those that lent columns: see ModelLending.restore."""
+        blocked = self.world.cache.of(model).lending.blocked()
         if blocked is not None:
             self._note("blocked", sum(bool(blocked[row]) for row in rows))
             rows = [row for row in rows if not blocked[row]]
@@ -173,7 +175,7 @@ class LendingWalk:
         if wanted and self._grow(model, Side.LEFT, wanted):
             self._save(model, job_id, wanted, copies)
             counts.update(wanted)
-        lent = [row for row in lent if self.world.cache.of(model).can_restore(row)]
+        lent = [row for row in lent if self.world.cache.of(model).lending.can_restore(row)]
         wanted = self._counts(model, lent)
         if wanted and self._restore(model, job_id, Side.LEFT, list(wanted), copies):
             restored = dict.fromkeys(wanted, 0)
@@ -187,7 +189,7 @@ class LendingWalk:
     def _save(self, model, job_id, wanted, copies) -> None:
         texts = self.world.texts
         ends = [len(texts[model, row].tokens) + n for row, n in wanted.items()]
-        saved = self.world.cache.of(model).saves(
+        saved = self.world.cache.of(model).lending.saves(
             np.array(list(wanted), dtype=np.int32), np.array(ends, dtype=np.int32), job_id
         )
         self._note("saves", sum(len(each.saves) for each in saved))
@@ -195,13 +197,13 @@ class LendingWalk:
 
     def _restore(self, model, job_id, side, lent, copies) -> bool:
         cache = self.world.cache
-        cost = sum(cache.of(model).restore_cost(row) for row in lent)
+        cost = sum(cache.of(model).lending.restore_cost(row) for row in lent)
         restored = self.world.restore(model, lent, job_id)
         while isinstance(restored, Shortage):
             assert side is Side.LEFT or restored.blocks == cost - cache.of(model).headroom(side)
             if not self._make_room(side):
                 return False
-            cost = sum(cache.of(model).restore_cost(row) for row in lent)
+            cost = sum(cache.of(model).lending.restore_cost(row) for row in lent)
             restored = self.world.restore(model, lent, job_id)
         self._note(f"{side.name} restores", len(restored.restores))
         self._note(f"{side.name} moves", len(restored.moves))
@@ -231,7 +233,7 @@ class LendingWalk:
         if lack() <= cache.of("wide").headroom(Side.RIGHT) or self.draw.random() < 0.5:
             return
         for key in self.draw.sample(idle, len(idle)):
-            untaken = sum(cache.of(model).untaken(row) for model, row in idle)
+            untaken = sum(cache.of(model).lending.untaken(row) for model, row in idle)
             short = lack() - cache.of("wide").headroom(Side.RIGHT)
             if untaken < short:
                 self.world.lend(*key, short - untaken)
@@ -244,10 +246,12 @@ class LendingWalk:
 
     def _right(self, model, job_id, rows, counts, copies) -> None:
         cache = self.world.cache
-        rows = [row for row in rows if cache.of(model).can_restore(row)]
+        rows = [row for row in rows if cache.of(model).lending.can_restore(row)]
         wanted = self._counts(model, rows)
         lent = [row for row in rows if cache.of(model).num_lent[row] and row in wanted]
-        self._swap(lambda: sum(cache.of(model).restore_cost(row) for row in lent), job_id, copies)
+        self._swap(
+            lambda: sum(cache.of(model).lending.restore_cost(row) for row in lent), job_id, copies
+        )
         if lent and not self._restore(model, job_id, Side.RIGHT, lent, copies):
             return
         self._swap(lambda: self._lack(model, wanted), job_id, copies)

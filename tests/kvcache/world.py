@@ -13,7 +13,7 @@ import numpy as np
 from muxcluster.core.hashing import extend_hashes, root_hash
 from muxcluster.core.job import Side, SlotCopies, TableDelta
 from muxcluster.kvcache.cache import KvCache
-from muxcluster.kvcache.model import Shortage
+from muxcluster.kvcache.pool import Shortage
 from tests.kvcache.memory_world import BLOCK_BYTES, ODD, WIDE, Layout, Memory, copy_slots
 
 MODELS = {model.name: model for model in (WIDE, ODD)}
@@ -107,9 +107,9 @@ class World:
         return True
 
     def lend(self, model: str, row: int, blocks: int) -> int:
-        promised = self.cache.of(model).lendable(row)
+        promised = self.cache.of(model).lending.lendable(row)
         before = self.cache.lent + self.cache.free
-        lent = self.cache.of(model).lend(row, len(self.texts[model, row].tokens), blocks)
+        lent = self.cache.of(model).lending.lend(row, len(self.texts[model, row].tokens), blocks)
         assert self.cache.lent + self.cache.free == before + lent
         assert lent >= min(promised, blocks)
         return lent
@@ -118,13 +118,15 @@ class World:
         self, lenders: list[Key], blocks: int, job_id: int
     ) -> tuple[SlotCopies, ...] | None:
         """So many more blocks are free, for that job; None where the lenders have not as many."""
-        untaken = {(model, row): self.cache.of(model).untaken(row) for model, row in lenders}
+        untaken = {
+            (model, row): self.cache.of(model).lending.untaken(row) for model, row in lenders
+        }
         if sum(untaken.values()) < blocks:
             return None
         free, copies = self.cache.free + blocks, []
         for (model, row), count in untaken.items():
             if taken := min(blocks, count):
-                kv = self.cache.of(model)
+                kv = self.cache.of(model).lending
                 copies.append(kv.swap_out(row, taken, job_id))
                 assert kv.untaken(row) == count - taken
                 blocks -= taken
@@ -133,7 +135,7 @@ class World:
 
     def restore(self, model: str, rows: list[int], job_id: int) -> SlotCopies | Shortage:
         """Lent rows get their blocks back with a job."""
-        restored = self.cache.of(model).restore(np.array(rows, dtype=np.int32), job_id)
+        restored = self.cache.of(model).lending.restore(np.array(rows, dtype=np.int32), job_id)
         if isinstance(restored, Shortage):
             return restored
         delta, copies = restored
@@ -198,7 +200,7 @@ class World:
                 text.tokens += tokens
                 self._commit(run.model, row)
         for model, row in lost:
-            assert not self.cache.of(model).can_restore(row)
+            assert not self.cache.of(model).lending.can_restore(row)
             self.close(model, row)
 
     def _commit(self, model: str, row: int) -> None:

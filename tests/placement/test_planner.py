@@ -14,8 +14,8 @@ from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Limits, Node, Problem
 from muxcluster.placement.quota import split_blocks
+from muxcluster.placement.review.verify import violations
 from muxcluster.placement.shapes.known import SHAPES
-from muxcluster.placement.verify import violations
 
 
 def demand(name: str, shape: str = "llama-2-7b", rate: float = 1.0, **changes) -> Demand:

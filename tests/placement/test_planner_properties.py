@@ -7,14 +7,14 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from muxcluster.placement.assess import assess
 from muxcluster.placement.hardware import GIB, GPUS, cpu
-from muxcluster.placement.headroom import headroom
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.review.assess import assess
+from muxcluster.placement.review.headroom import headroom
+from muxcluster.placement.review.verify import violations
 from muxcluster.placement.shapes.known import SHAPES
-from muxcluster.placement.verify import violations
 
 FAST = settings(
     deadline=None, max_examples=20, phases=[Phase.explicit, Phase.reuse, Phase.generate]

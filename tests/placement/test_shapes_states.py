@@ -8,6 +8,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from muxcluster.engine.dense.cachetree import leaves
+from muxcluster.engine.dense.forward import CACHE_NAMES
 from muxcluster.placement.shapes.shape import ModelShape, ShapeError
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 4, "vocab_size": 96}
@@ -69,7 +70,7 @@ def test_parameters_are_those_of_the_module(model) -> None:
 def test_a_sequence_takes_what_its_cache_holds(model) -> None:
     with torch.inference_mode():
         cache = model(torch.arange(NUM_TOKENS)[None], use_cache=True)
-    held = cache.get("past_key_values", cache.get("cache_params"))
+    held = next(cache[name] for name in CACHE_NAMES if cache.get(name) is not None)
     found = sum(leaf.nbytes for leaf in leaves(held) if isinstance(leaf, torch.Tensor))
     assert _shape(model).sequence_bytes(NUM_TOKENS, 4) == found
 

@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muxcluster.core.unitspec import SchedulerSpec
-from muxcluster.placement.assess import assess
 from muxcluster.placement.estimator import Estimator, Tenant
 from muxcluster.placement.estimator.latency import served_rates
 from muxcluster.placement.estimator.turns import steady
@@ -13,6 +12,7 @@ from muxcluster.placement.execution import UnitPolicy
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Limits, Node, Problem
+from muxcluster.placement.review.assess import assess
 from muxcluster.placement.shapes.known import SHAPES
 
 A100 = GPUS["A100-80GB"]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from muxcluster.core.events import Finished
 from muxcluster.core.job import WorkerSpec
-from muxcluster.scheduling.state.live import Stage, TimeAccount
+from muxcluster.scheduling.state.requests import Stage, TimeAccount
 from tests.scheduling.rig import Rig, model_spec, request, unit_spec
 
 CALLS = st.sampled_from(("launch", "sample", "preempt", "fail"))

@@ -7,7 +7,7 @@ import pytest
 
 from muxcluster.core.job import WorkerSpec
 from muxcluster.core.request import ServiceClass
-from muxcluster.scheduling.memory.swapping import Swapping
+from muxcluster.scheduling.memory.lending import Swapping
 from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
 from tests.scheduling.test_hybrid import copied
 from tests.scheduling.test_random_runs import WORKERS, check_ends, random_request, run_to_the_end

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from muxcluster.core.request import ServiceClass, Slo
-from muxcluster.scheduling.memory.restoring import SequenceRestoring
+from muxcluster.scheduling.memory.lending import SequenceRestoring
 from tests.scheduling.rig import LANES, Rig, request, unit_spec
 from tests.scheduling.test_hybrid import copied, rig_of
 from tests.scheduling.test_random_runs import WORKERS, check_ends, random_request, run_to_the_end

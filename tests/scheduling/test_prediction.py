@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from muxcluster.core.job import Job, Phase, Rows, SlotCopies, TableDelta
 from muxcluster.scheduling.steptime.learn import CopyTimes
-from muxcluster.scheduling.steptime.line import Line
+from muxcluster.scheduling.steptime.line import JobWork, Line, work_of
 from muxcluster.scheduling.steptime.model import StepTimes
-from muxcluster.scheduling.steptime.work import JobWork, work_of
 
 DECODE = Line(0.01, 1e-4, 2e-7)
 PREFILL = Line(0.002, 1.5e-4, 3e-8, floor_s=0.02)

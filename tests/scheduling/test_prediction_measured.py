@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from muxcluster.core.job import Job, Phase, Rows, TableDelta
+from muxcluster.scheduling.steptime.line import JobWork
 from muxcluster.scheduling.steptime.model import StepTimes
 from muxcluster.scheduling.steptime.seed import MeasuredSeed
-from muxcluster.scheduling.steptime.work import JobWork
 
 _NONE = np.empty(0, dtype=np.int32)
 NO_TABLES = TableDelta(_NONE, _NONE, np.empty((0, 4), dtype=np.int32))

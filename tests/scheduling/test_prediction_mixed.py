@@ -9,9 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muxcluster.core.job import Job, Phase
-from muxcluster.scheduling.steptime.line import Line, each_mixed_s, mixed_s, part_within
+from muxcluster.scheduling.steptime.line import (
+    JobWork,
+    Line,
+    each_mixed_s,
+    mixed_s,
+    part_within,
+    work_of,
+)
 from muxcluster.scheduling.steptime.model import StepTimes
-from muxcluster.scheduling.steptime.work import JobWork, work_of
 from tests.scheduling.test_prediction import make
 
 Truth = Callable[[JobWork], float]

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from muxcluster.scheduling.memory.admission import Memory
-from muxcluster.scheduling.packing.batch import Limits
-from muxcluster.scheduling.packing.draft import Draft
-from muxcluster.scheduling.packing.prompts import LEAST_CHUNK, TILE_TOKENS, Prompts, whole_tiles
+from muxcluster.scheduling.packing.batch import Draft, Limits
+from muxcluster.scheduling.packing.rows import LEAST_CHUNK, TILE_TOKENS, Prompts, whole_tiles
 
 BUDGET = 4096
 

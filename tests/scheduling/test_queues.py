@@ -3,8 +3,7 @@
 import random
 
 from muxcluster.core.request import ServiceClass, Slo
-from muxcluster.scheduling.state.live import LiveRequest
-from muxcluster.scheduling.state.waiting import Waiting, WaitingQueue
+from muxcluster.scheduling.state.requests import LiveRequest, Waiting, WaitingQueue
 from tests.scheduling.rig import request
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from muxcluster.core.events import FinishReason
 from muxcluster.scheduling.completion import cut, ended_already
-from muxcluster.scheduling.state.live import LiveRequest
+from muxcluster.scheduling.state.requests import LiveRequest
 from muxcluster.scheduling.state.running import RunningTable
 from tests.scheduling.rig import request
 

@@ -12,8 +12,7 @@ from muxcluster.offline.choice import Unplanned, feeder_of
 from muxcluster.offline.prefix.prompts import flat_prompts
 from muxcluster.placement.hardware import GPUS
 from muxcluster.sim.batch.simulate import SimPredictor
-from muxcluster.sim.core.fleet import Fleet
-from muxcluster.sim.core.simulate import simulate
+from muxcluster.sim.core.simulate import Fleet, simulate
 from muxcluster.sim.core.unit import SimUnit
 from muxcluster.sim.demand.feeding import UnitJob
 from muxcluster.workload.arrival import Arrival

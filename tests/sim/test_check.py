@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from muxcluster.placement.assess import assess
 from muxcluster.placement.execution import UnitPolicy
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.review.assess import assess
 from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.cases.check import Span, check_plan, span_of
 

@@ -18,7 +18,7 @@ from bench.gpu.engine_parts.serving import (
 )
 from bench.gpu.running.models import bytes_of_block, shape_of, spec_of, write_model
 from bench.gpu.running.run import Run
-from muxcluster.placement.cost.work import prefill_work
+from muxcluster.placement.cost.roofline import prefill_work
 from muxcluster.placement.shapes.shape import ModelShape
 
 # Prompt tokens, and how often: one job each, the token budget is more. The first is warm-up.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from muxcluster.config import read_facts
+from muxcluster.config.facts import read_facts
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.job import WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes

@@ -3,16 +3,17 @@
 from dataclasses import replace
 from pathlib import Path
 
-from muxcluster.config import Config
+from muxcluster.config.load import Config
 from muxcluster.config.planfile import whole_plan
-from muxcluster.config.planning import nodes_of, problem, refusals
+from muxcluster.config.planner_input import nodes_of, problem
+from muxcluster.config.planning import refusals
 from muxcluster.core.errors import ConfigError
 from muxcluster.placement.names import nearest
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.problem import Problem
 from muxcluster.sim.batch.setting import Setting, settings_among
 from muxcluster.sim.cases.systems_units import plan_of
-from muxcluster.sim.core.planned import units_of
+from muxcluster.sim.core.unit import units_of
 
 
 def settings_of(

@@ -19,7 +19,7 @@ from muxcluster.cli.views.several_jobs import (
     several_lines,
     surveyed,
 )
-from muxcluster.config import load_config
+from muxcluster.config.load import load_config
 from muxcluster.offline.order.orders import ORDERS
 from muxcluster.scheduling.lanes import LANES
 from muxcluster.workload.files.batchfile import BadLines, Skips

@@ -11,7 +11,7 @@ from rich.console import Console
 from muxcluster.batch.store.job import Status
 from muxcluster.cli.batch_local.files import JobFiles, deliver, opened
 from muxcluster.cli.batch_local.running import LocalRun, RunReport, speed_text
-from muxcluster.config import load_config
+from muxcluster.config.load import load_config
 
 
 def run_file(file: Path, output: Path, config: Path, order: str, *, as_json: bool) -> None:

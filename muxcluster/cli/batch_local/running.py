@@ -18,7 +18,7 @@ from muxcluster.batch.store.intake import Intake, Limits
 from muxcluster.batch.store.job import OPEN, Batch, Status
 from muxcluster.batch.store.store import BatchStore
 from muxcluster.cli.batch_local.units import LocalService, local_service, local_specs
-from muxcluster.config import Config
+from muxcluster.config.load import Config
 from muxcluster.http.batch_lines import LineAnswerer
 from muxcluster.http.settings import ApiSettings, QueueLimits
 from muxcluster.sim.batch.setting import Setting

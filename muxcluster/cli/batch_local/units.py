@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from muxcluster.batch.plan.feeding import FedUnit
-from muxcluster.config import Config, plan_for, served_models, unit_specs
-from muxcluster.config.planning import nodes_of
+from muxcluster.config.load import Config
+from muxcluster.config.planner_input import nodes_of
+from muxcluster.config.planning import plan_for
+from muxcluster.config.units import served_models, unit_specs
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request

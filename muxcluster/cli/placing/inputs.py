@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 import muxcluster
-from muxcluster.config import Config
-from muxcluster.config.planning import profile_paths
+from muxcluster.config.load import Config
+from muxcluster.config.planner_input import profile_paths
 from muxcluster.config.profiles import is_published, read_profile
 from muxcluster.core.errors import ConfigError
 

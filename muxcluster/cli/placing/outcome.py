@@ -6,11 +6,12 @@ from pathlib import Path
 
 from muxcluster.cli.placing.reports import Judged
 from muxcluster.cli.placing.whatif import changed
-from muxcluster.config import Config, plan_for
-from muxcluster.config.planning import nodes_of, problem, refusals
-from muxcluster.placement.difference import Difference, difference
+from muxcluster.config.load import Config
+from muxcluster.config.planner_input import nodes_of, problem
+from muxcluster.config.planning import plan_for, refusals
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import Method
+from muxcluster.placement.review.difference import Difference, difference
 
 REPLANNING: tuple[Method, ...] = (
     "greedy",

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from muxcluster.placement.assess import UnitReport, assess
-from muxcluster.placement.headroom import Headroom, headroom
-from muxcluster.placement.idle import IdleGpus, idle_gpus
 from muxcluster.placement.memory import block_bytes, columns_of
 from muxcluster.placement.plan import Plan, PlannedModel, PlannedUnit
 from muxcluster.placement.problem import Demand, Problem
+from muxcluster.placement.review.assess import UnitReport, assess
+from muxcluster.placement.review.headroom import Headroom, headroom
+from muxcluster.placement.review.idle import IdleGpus, idle_gpus
 
 
 @dataclass(frozen=True)

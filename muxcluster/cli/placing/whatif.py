@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from muxcluster.config import Config, ConfiguredModel
 from muxcluster.config.facts import ModelFacts, known_facts
+from muxcluster.config.load import Config, ConfiguredModel
 from muxcluster.config.problems import first_problem
 from muxcluster.config.schema import FileSection, ModelSection, NodeSection
 from muxcluster.core.errors import ConfigError

@@ -21,8 +21,10 @@ from muxcluster.cluster.attach import (
 from muxcluster.cluster.control.controller import Controller, Wiring
 from muxcluster.cluster.ingress.serve_app import Ingresses, ingresses_of
 from muxcluster.cluster.ray.nodes import planning_nodes, ray_nodes
-from muxcluster.cluster.state.desired import Desired, desired_of
-from muxcluster.config import Config, load_config, plan_for
+from muxcluster.cluster.state.desired import Desired
+from muxcluster.cluster.state.fitting import desired_of
+from muxcluster.config.load import Config, load_config
+from muxcluster.config.planning import plan_for
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from muxcluster.cli.views.moves import difference_lines
 from muxcluster.cli.views.words import mesh_text
 from muxcluster.cluster.state.desired import Desired, Target
 from muxcluster.cluster.state.fitting import nothing_placed
-from muxcluster.config.planning import problem
-from muxcluster.placement.difference import Difference, difference
+from muxcluster.config.planner_input import problem
 from muxcluster.placement.plan import Plan
+from muxcluster.placement.review.difference import Difference, difference
 
 
 @dataclass(frozen=True, slots=True)

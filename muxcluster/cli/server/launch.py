@@ -13,10 +13,12 @@ from pathlib import Path
 from muxcluster.cluster.embedded import EmbeddedRay
 from muxcluster.cluster.ingress.serve_app import Ingresses, ingresses_of
 from muxcluster.cluster.ray.process_logs import LogFollower
-from muxcluster.cluster.state.desired import Desired, desired_of
+from muxcluster.cluster.state.desired import Desired
+from muxcluster.cluster.state.fitting import desired_of
 from muxcluster.cluster.units.mesh import UNIT_CPUS
-from muxcluster.config import load_config, plan_for
-from muxcluster.config.planning import nodes_of
+from muxcluster.config.load import load_config
+from muxcluster.config.planner_input import nodes_of
+from muxcluster.config.planning import plan_for
 from muxcluster.core.errors import ConfigError, EngineFailure
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.core.served import ServedModel

@@ -9,7 +9,7 @@ import typer
 from muxcluster.batch.plan.prediction import AUTO, LENGTHS, PredictionOptions, compare
 from muxcluster.batch.plan.setting import settings_of
 from muxcluster.cli.simulating.demand import digest_of
-from muxcluster.config import Config
+from muxcluster.config.load import Config
 from muxcluster.offline.order.orders import ORDERS
 from muxcluster.sim.batch.with_interactive import JobBeside
 

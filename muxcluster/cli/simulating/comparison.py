@@ -6,9 +6,10 @@ from pathlib import Path
 
 from muxcluster.cli.simulating.demand import LoadOptions, demand_of
 from muxcluster.cli.simulating.hybrid import BatchOptions, waves_of
-from muxcluster.config import Config
+from muxcluster.config.load import Config
 from muxcluster.config.planfile import whole_plan
-from muxcluster.config.planning import nodes_of, problem, refusals
+from muxcluster.config.planner_input import nodes_of, problem
+from muxcluster.config.planning import refusals
 from muxcluster.core.errors import InfeasiblePlan, MuxClusterError
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.plan import Plan

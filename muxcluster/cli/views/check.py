@@ -6,8 +6,8 @@ from rich.text import Text
 
 from muxcluster.cli.placing.reports import Judged
 from muxcluster.cli.views.words import percent_text, rate_text, seconds_text
-from muxcluster.placement.assess import ModelReport
 from muxcluster.placement.estimator import Quantiles
+from muxcluster.placement.review.assess import ModelReport
 from muxcluster.sim.cases.check import Check, Observed
 
 _HEADINGS = ("model", "req/s", "in SLO", "TTFT p50", "p95", "TPOT p50", "p95")

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from muxcluster.cli.placing.reports import Judged
 from muxcluster.cli.views.words import gib_text, gpus_text, percent_text, rate_text
-from muxcluster.placement.explain import Alternative, Explanation, Place
+from muxcluster.placement.review.explain import Alternative, Explanation, Place
 
 _MOST_PLACES = 5
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from muxcluster.cli.views.words import gib_text, mesh_text, rate_text
-from muxcluster.placement.difference import Difference, Move
 from muxcluster.placement.plan import Plan
+from muxcluster.placement.review.difference import Difference, Move
 
 _MOST_LINES = 40
 

@@ -14,9 +14,9 @@ from muxcluster.cli.views.words import (
     rate_text,
     seconds_text,
 )
-from muxcluster.placement.assess import ModelReport, UnitReport
 from muxcluster.placement.estimator import Quantiles
 from muxcluster.placement.plan import PlannedModel, PlannedUnit
+from muxcluster.placement.review.assess import ModelReport, UnitReport
 
 HEADINGS = (
     "model",

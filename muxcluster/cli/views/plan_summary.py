@@ -6,7 +6,7 @@ from rich.text import Text
 
 from muxcluster.cli.placing.reports import Judged
 from muxcluster.cli.views.words import gpus_text, percent_text, rate_text, seconds_text
-from muxcluster.placement.headroom import Headroom
+from muxcluster.placement.review.headroom import Headroom
 
 _MOST_NAMED = 8
 _SAME = 1e-6

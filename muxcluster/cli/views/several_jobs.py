@@ -12,7 +12,7 @@ from muxcluster.batch.plan.prediction import Comparison, PredictionOptions, comp
 from muxcluster.batch.plan.setting import settings_of
 from muxcluster.cli.views.batch_job import plan_content, plan_lines
 from muxcluster.cli.views.words import seconds_text
-from muxcluster.config import Config
+from muxcluster.config.load import Config
 from muxcluster.placement.names import nearest
 from muxcluster.sim.batch.together import OrderedJob, Together, compare_together
 from muxcluster.sim.core.unit import SimUnit

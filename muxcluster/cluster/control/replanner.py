@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 
-from muxcluster.cluster.state.desired import Desired, Record, at_rates, desired_of
-from muxcluster.cluster.state.fitting import nothing_placed, plan_what_fits
+from muxcluster.cluster.state.desired import Desired, Record
+from muxcluster.cluster.state.fitting import at_rates, desired_of, nothing_placed, plan_what_fits
 from muxcluster.cluster.state.rates import RateWatch, to_plan_for
 from muxcluster.core.errors import ConfigError
 from muxcluster.placement.plan import Plan

@@ -11,9 +11,9 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from muxcluster.batch.service.interface import BatchService, Figures
 from muxcluster.batch.store.database import database_path
-from muxcluster.cluster.embedded import raised_line
 from muxcluster.cluster.ingress.batch_host import make_host
 from muxcluster.cluster.ray.actor_calls import Method, P, R
+from muxcluster.cluster.ray.application import raised_line
 from muxcluster.core.errors import MuxClusterError, NotReady
 from muxcluster.http.settings import ApiSettings
 

@@ -13,7 +13,7 @@ from muxcluster.batch.service.planning import FileOrder, LivePlan, Read
 from muxcluster.batch.store.job import Batch
 from muxcluster.batch.store.store import Pending
 from muxcluster.cluster.state.desired import Desired
-from muxcluster.config.planning import problem
+from muxcluster.config.planner_input import problem
 from muxcluster.core.errors import MuxClusterError
 from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.calls.model_text import ModelTexts

@@ -10,10 +10,10 @@ from fastapi import FastAPI
 from ray import serve
 
 from muxcluster.cluster.control.controller import Controller
-from muxcluster.cluster.embedded import APP
 from muxcluster.cluster.ingress.batch_client import BatchServiceClient
 from muxcluster.cluster.ingress.coalesce import coalesce
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
+from muxcluster.cluster.ray.application import APP
 from muxcluster.cluster.ray.nodes import HEAD_RESOURCE
 from muxcluster.cluster.ray.privacy import keep_replica_on_loopback
 from muxcluster.core.errors import EngineFailure, NotReady

@@ -13,12 +13,13 @@ from ray.serve.schema import ApplicationStatus
 
 from muxcluster.batch.service.settings import BatchSettings
 from muxcluster.cluster.control.deployed import controller_deployment
-from muxcluster.cluster.embedded import APP, SERVE_LOGGING, raised_line
 from muxcluster.cluster.ingress.ingress import ingress_deployment
+from muxcluster.cluster.ray.application import APP, SERVE_LOGGING, raised_line
 from muxcluster.cluster.ray.nodes import planning_nodes, ray_nodes
-from muxcluster.cluster.state.desired import desired_of
-from muxcluster.config import Config, load_config, plan_for
-from muxcluster.config.planning import nodes_of
+from muxcluster.cluster.state.fitting import desired_of
+from muxcluster.config.load import Config, load_config
+from muxcluster.config.planner_input import nodes_of
+from muxcluster.config.planning import plan_for
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.http.settings import ApiSettings, QueueLimits

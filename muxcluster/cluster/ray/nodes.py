@@ -9,8 +9,8 @@ from typing import Any
 
 import ray
 
-from muxcluster.config import Config
-from muxcluster.config.planning import nodes_of
+from muxcluster.config.load import Config
+from muxcluster.config.planner_input import nodes_of
 from muxcluster.core.errors import ConfigError
 from muxcluster.placement.hardware import cpu, gpu_named
 from muxcluster.placement.names import nearest

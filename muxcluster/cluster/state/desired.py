@@ -2,12 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from muxcluster.cluster.state.edge import Edge
 from muxcluster.cluster.state.reconcile import Mesh, WantedUnit
-from muxcluster.config import Config, ConfiguredModel, served_models, unit_specs
+from muxcluster.config.load import Config
 from muxcluster.core.directory import KeyPair
 from muxcluster.core.served import ServedModel
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
@@ -64,55 +63,6 @@ class State:
     records: tuple[Record, ...] = ()
     serial: int = 0  # of the last started unit; no name is used twice
     client_key: KeyPair | None = None  # lets ingresses into units on tcp
-
-
-def desired_of(
-    config: Config,
-    plan: Plan,
-    nodes: Sequence[Node],
-    unplaced: Collection[str] = (),
-    rates: Mapping[str, float] | None = None,
-) -> Desired:
-    """Build the desired state.
-
-    rates: of the plan, by model; None: the configured ones. Raises ConfigError if plan and file
-    disagree, or a model has no path.
-    """
-    planned = config if rates is None else at_rates(config, rates)
-    gpus = {node.name: 0.0 if node.gpu.is_cpu else 1.0 for node in nodes}
-    targets = tuple(
-        Target(spec, unit, gpus[unit.node] * unit.tp)
-        for spec, unit in zip(
-            unit_specs(without(planned, unplaced), plan, nodes), plan.units, strict=True
-        )
-    )
-    return Desired(
-        config,
-        plan,
-        tuple(nodes),
-        targets,
-        served_models(config),
-        tuple(sorted(unplaced)),
-        tuple((model.name, model.section.rate) for model in planned.models),
-        any(not node.gpu.is_cpu for node in nodes),
-    )
-
-
-def at_rates(config: Config, rates: Mapping[str, float]) -> Config:
-    """Return the configuration with other expected rates (requests/s) for these models."""
-
-    def changed(model: ConfiguredModel) -> ConfiguredModel:
-        if model.name not in rates:
-            return model
-        section = model.section.model_copy(update={"rate": rates[model.name]})
-        return replace(model, section=section)
-
-    return replace(config, models=tuple(changed(model) for model in config.models))
-
-
-def without(config: Config, names: Collection[str]) -> Config:
-    """Return the configuration without these models."""
-    return replace(config, models=tuple(m for m in config.models if m.name not in names))
 
 
 def key_of(spec: UnitSpec) -> str:

@@ -1,15 +1,68 @@
-"""A plan for the nodes that are left: if not all models fit, the ones worth most do."""
+"""What the cluster shall run: the units of a plan, and a plan for the nodes that are left.
 
-from collections.abc import Collection, Sequence
+If not all models fit, the ones worth most do.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from muxcluster.cluster.state.desired import without
-from muxcluster.config import Config, plan_for
-from muxcluster.config.load import ConfiguredModel
+from muxcluster.cluster.state.desired import Desired, Target
+from muxcluster.config.load import Config, ConfiguredModel
+from muxcluster.config.planning import plan_for
+from muxcluster.config.units import served_models, unit_specs
 from muxcluster.core.errors import InfeasiblePlan
 from muxcluster.placement.hardware import WHOLE
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.problem import Node
+
+
+def desired_of(
+    config: Config,
+    plan: Plan,
+    nodes: Sequence[Node],
+    unplaced: Collection[str] = (),
+    rates: Mapping[str, float] | None = None,
+) -> Desired:
+    """Build the desired state.
+
+    rates: of the plan, by model; None: the configured ones. Raises ConfigError if plan and file
+    disagree, or a model has no path.
+    """
+    planned = config if rates is None else at_rates(config, rates)
+    gpus = {node.name: 0.0 if node.gpu.is_cpu else 1.0 for node in nodes}
+    targets = tuple(
+        Target(spec, unit, gpus[unit.node] * unit.tp)
+        for spec, unit in zip(
+            unit_specs(without(planned, unplaced), plan, nodes), plan.units, strict=True
+        )
+    )
+    return Desired(
+        config,
+        plan,
+        tuple(nodes),
+        targets,
+        served_models(config),
+        tuple(sorted(unplaced)),
+        tuple((model.name, model.section.rate) for model in planned.models),
+        any(not node.gpu.is_cpu for node in nodes),
+    )
+
+
+def at_rates(config: Config, rates: Mapping[str, float]) -> Config:
+    """Return the configuration with other expected rates (requests/s) for these models."""
+
+    def changed(model: ConfiguredModel) -> ConfiguredModel:
+        if model.name not in rates:
+            return model
+        section = model.section.model_copy(update={"rate": rates[model.name]})
+        return replace(model, section=section)
+
+    return replace(config, models=tuple(changed(model) for model in config.models))
+
+
+def without(config: Config, names: Collection[str]) -> Config:
+    """Return the configuration without these models."""
+    return replace(config, models=tuple(m for m in config.models if m.name not in names))
 
 
 def plan_what_fits(

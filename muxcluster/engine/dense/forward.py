@@ -16,7 +16,8 @@ from muxcluster.engine.dense.padding import Padding
 # Names in configurations of how many columns a layer looks back, if it does not see all.
 _WINDOW_NAMES = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")
 
-_CACHE_NAMES = ("past_key_values", "cache_params", "state")
+# Arguments and outputs that hold the cache: of transformers from 5.24 on, before, of states.
+CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 
 Foreign = Any  # a model of transformers; attributes beyond nn.Module's differ by class
 
@@ -37,10 +38,14 @@ class DenseForward:
         """Raises ValueError where the model's forward takes no cache by a known name."""
         self.model = model
         self._takes = frozenset(inspect.signature(model.forward).parameters)
-        names = [name for name in _CACHE_NAMES if name in self._takes]
+        names = [name for name in CACHE_NAMES if name in self._takes]
         if not names:
-            raise ValueError(f"its forward takes none of {', '.join(_CACHE_NAMES)}")
+            raise ValueError(f"its forward takes none of {', '.join(CACHE_NAMES)}")
         self._cache_name = names[0]
+        # What makes the inputs may name it otherwise than the forward: code of both kinds is mixed.
+        prepares = inspect.signature(model.prepare_inputs_for_generation).parameters
+        named = (self._cache_name, *CACHE_NAMES)
+        self._prepared_name = next((name for name in named if name in prepares), names[0])
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
         self.vocab_size: int = model.get_input_embeddings().num_embeddings
@@ -69,14 +74,17 @@ class DenseForward:
             position_ids=self._tensor(padding.positions[:, -width:]),
             use_cache=True,
             is_first_iteration=cache is None,
-            **{self._cache_name: self._new_cache() if cache is None else cache},
+            **{self._prepared_name: self._new_cache() if cache is None else cache},
         )
+        for name in CACHE_NAMES:
+            if name not in self._takes and name in inputs:
+                inputs[self._cache_name] = inputs[name]
         inputs = {name: value for name, value in inputs.items() if name in self._takes}
         if "logits_to_keep" in self._takes:
             inputs["logits_to_keep"] = 0 if all_logits else 1
         output = self.model(**inputs, return_dict=True)
         logits = output.logits if all_logits else output.logits[:, -1]
-        made = output.get(self._cache_name)
+        made = next((output[name] for name in CACHE_NAMES if output.get(name) is not None), None)
         if made is None:
             raise ValueError(f"its forward returns no {self._cache_name}")
         return Output(logits.to(torch.float32), made)

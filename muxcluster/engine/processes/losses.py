@@ -17,7 +17,7 @@ class LossLedger:
     A worker that dies with a job of one row is not counted among those of the last minute.
     """
 
-    # The request of such a job is refused when it happens again (scheduling/faults/isolation.py).
+    # The request of such a job is refused when it happens again (scheduling/faults.py).
     # So these losses are bounded by the requests, and a client that repeats a harmful one must not
     # end the unit.
 

@@ -12,7 +12,8 @@ from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.profile.grid import Point
 from muxcluster.kvcache.cache import KvCache
-from muxcluster.kvcache.model import KvModel, Shortage
+from muxcluster.kvcache.model import KvModel
+from muxcluster.kvcache.pool import Shortage
 
 _FORMING_STEPS = 2
 _STEPS_AHEAD = 8  # steps of a padded batch in a row, before it is formed again at its first context

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import Side, TableDelta
-from muxcluster.kvcache.ledger import BlockLedger
 from muxcluster.kvcache.lending.blocks import (
     NO_RUNS,
     NUM_TIERS,
@@ -22,9 +21,9 @@ from muxcluster.kvcache.lending.blocks import (
     runs,
 )
 from muxcluster.kvcache.lending.columns import NO_BLOCK
-from muxcluster.kvcache.model_kv import ModelKv
-from muxcluster.kvcache.pool import OWNER_BIT, BlockPool
-from muxcluster.kvcache.sequences import Lack
+from muxcluster.kvcache.model import ModelKv
+from muxcluster.kvcache.pool import OWNER_BIT, BlockLedger, BlockPool
+from muxcluster.kvcache.tables import Lack
 
 Chosen = NDArray[np.bool_] | slice  # some of an array: bool [n], or all of it
 LEFT, RIGHT = OWNER_BIT[Side.LEFT], OWNER_BIT[Side.RIGHT]

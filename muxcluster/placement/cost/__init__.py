@@ -1,8 +1,7 @@
 """Seconds of prefill and decode jobs: one cost model for planner, scheduler and simulator."""
 
-from muxcluster.placement.cost.choice import cost_for
 from muxcluster.placement.cost.interference import slowdown
-from muxcluster.placement.cost.measured import MeasuredCost
+from muxcluster.placement.cost.measured import MeasuredCost, cost_for
 from muxcluster.placement.cost.muxserve import read_muxserve
 from muxcluster.placement.cost.profile import (
     Cell,
@@ -14,8 +13,7 @@ from muxcluster.placement.cost.profile import (
     Turn,
 )
 from muxcluster.placement.cost.protocol import Cost
-from muxcluster.placement.cost.roofline import Roofline
-from muxcluster.placement.cost.tuning import Tuning
+from muxcluster.placement.cost.roofline import Roofline, Tuning
 
 __all__ = [
     "Cell",

@@ -9,9 +9,15 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from muxcluster.placement.cost.profile import Cell, ProfiledModel
-from muxcluster.placement.cost.roofline import Roofline, job_seconds
-from muxcluster.placement.cost.tuning import Tuning
-from muxcluster.placement.cost.work import Work, decode_work, prefill_work, stacked
+from muxcluster.placement.cost.roofline import (
+    Roofline,
+    Tuning,
+    Work,
+    decode_work,
+    job_seconds,
+    prefill_work,
+    stacked,
+)
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.shapes.shape import ModelShape
 

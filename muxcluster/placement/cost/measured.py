@@ -1,6 +1,7 @@
 """Seconds of jobs from measurements, extended by a roofline that is fitted to them."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import product
 from statistics import median
 
@@ -11,12 +12,20 @@ from scipy.optimize import nnls
 from muxcluster.placement.cost.calibrate import calibrated
 from muxcluster.placement.cost.interference import Slowed, fitted_loss, slowdown
 from muxcluster.placement.cost.mixed import MeasuredMix, MixedFactors, fitted_factors, usual_mixed_s
-from muxcluster.placement.cost.profile import Cell, Pair, PairedJob, Phase, ProfiledModel, Turn
-from muxcluster.placement.cost.roofline import Roofline
+from muxcluster.placement.cost.profile import (
+    Cell,
+    Pair,
+    PairedJob,
+    Phase,
+    Profile,
+    ProfiledModel,
+    Turn,
+)
+from muxcluster.placement.cost.protocol import Cost
+from muxcluster.placement.cost.roofline import Roofline, decode_work, prefill_work, stacked
 from muxcluster.placement.cost.smooth import smoothed
 from muxcluster.placement.cost.surface import Surface, monotone
-from muxcluster.placement.cost.work import decode_work, prefill_work, stacked
-from muxcluster.placement.hardware import Gpu
+from muxcluster.placement.hardware import Gpu, gpu_named
 from muxcluster.placement.shapes.shape import ModelShape
 
 _SHARES = tuple(step / 10 for step in range(1, 11))
@@ -214,3 +223,36 @@ def _coordinates(points: FloatArray, is_prefill: bool) -> FloatArray:
     if is_prefill:
         return np.stack((share, batch + tokens, (batch - tokens) / 6), axis=1)
     return np.stack((share, batch / 1.5, tokens / 6), axis=1)
+
+
+def cost_for(gpu: Gpu, itemsize: int, profiles: Sequence[Profile] = ()) -> Cost:
+    """Return a cost model of `gpu` in a dtype of `itemsize` bytes.
+
+    It uses all profiles of this GPU and dtype together, or a roofline if there is none. The last
+    few are cached: fitting the published A100 profile takes a second.
+    """
+    return _cost_for(gpu, itemsize, tuple(profiles))
+
+
+@lru_cache(maxsize=8)
+def _cost_for(gpu: Gpu, itemsize: int, profiles: tuple[Profile, ...]) -> Cost:
+    ours = [
+        profile
+        for profile in profiles
+        if profile.itemsize == itemsize and _our_name(profile.gpu) == gpu.name
+    ]
+    models = [model for profile in ours for model in profile.models if model.cells]
+    pairs = [
+        (pair, {model.name: model.shape for model in profile.models})
+        for profile in ours
+        for pair in profile.pairs
+    ]
+    return MeasuredCost(gpu, itemsize, models, pairs) if models else Roofline(gpu, itemsize)
+
+
+def _our_name(gpu: str) -> str:
+    """Return "A100-80GB" for "NVIDIA A100-SXM4-80GB"; unknown names and "cpu" unchanged."""
+    try:
+        return gpu_named(gpu).name
+    except ValueError:
+        return gpu

@@ -1,14 +1,86 @@
-"""Seconds of a prefill or decode job from a roofline: FLOPs, bytes, SM share (DESIGN.md §7)."""
+"""Roofline cost: the work of a job, and its seconds from FLOPs, bytes and launches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from muxcluster.placement.cost.interference import slowdown
 from muxcluster.placement.cost.mixed import usual_mixed_s
-from muxcluster.placement.cost.tuning import Tuning
-from muxcluster.placement.cost.work import Number, Work, decode_work, prefill_work
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.shapes.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The constants of the roofline. Times in seconds, shares 0 to 1.
+
+    The values here were fitted to the published A100 profile (MuxServe: four LLaMA models, tp 1 to
+    8, 30 to 100 % of the SMs), with two exceptions. A layer of decode is launched as a part of a
+    captured graph, not kernel by kernel from Python (0.4 ms there). All-reduces are those that
+    Vidur measured over NVLink (A100 pairs, H100 DGX): the profile's were slower.
+    """
+
+    compute: float = 0.62  # share of the FLOP/s that large matrix products reach
+    bandwidth: float = 0.88  # share of the bandwidth that streaming reads reach
+    # SM share above which something else (the clock) limits compute; for memory it is the GPU's
+    # bandwidth_knee
+    compute_knee: float = 1.2
+    kernels_s: float = 1.1e-4  # GPU time of the small kernels of one layer
+    row_s: float = 1.9e-6  # attention and bookkeeping of one sequence in one layer of a decode step
+    # prefill_layer_s, decode_layer_s: host time to launch one layer, while the GPU runs the last
+    prefill_layer_s: float = 6e-4
+    decode_layer_s: float = 5e-5
+    all_reduce_s: float = 2e-5  # latency of one all-reduce
+    link: float = 0.6  # share of the links' speed
+
+
+Number = TypeVar("Number", float, NDArray[np.float64])
+
+
+class Work(NamedTuple, Generic[Number]):
+    """One job on `tp` GPUs, `share` of the SMs of each; flops and num_bytes are of all GPUs."""
+
+    tp: Number
+    share: Number
+    num_layers: Number
+    hidden_size: Number
+    flops: Number
+    num_bytes: Number
+    tokens: Number  # that pass through the layers
+    rows: Number  # sequences of a decode step, 0 in prefill
+    is_prefill: Number  # 0 or 1
+
+
+def prefill_work(
+    model: ModelShape, itemsize: int, tp: int, share: float, batch: float, prompt_tokens: float
+) -> Work[float]:
+    """One forward over `batch` prompts of `prompt_tokens` each."""
+    tokens = batch * prompt_tokens
+    flops = tokens * model.flops_per_token(prompt_tokens / 2)
+    # the output head runs on the last token of each prompt only
+    flops -= 2 * (tokens - batch) * model.vocab_size * model.hidden_size
+    weights = model.touched_params(tokens) * itemsize
+    num_bytes = weights + tokens * model.kv_bytes_per_token(itemsize)
+    return Work(tp, share, model.num_layers, model.hidden_size, flops, num_bytes, tokens, 0.0, 1.0)
+
+
+def decode_work(
+    model: ModelShape, itemsize: int, tp: int, share: float, batch: float, context: float
+) -> Work[float]:
+    """One token for each of `batch` sequences of `context` tokens."""
+    flops = batch * model.flops_per_token(context)
+    weights = model.touched_params(batch) * itemsize
+    num_bytes = weights + batch * model.sequence_bytes(context, itemsize)
+    return Work(tp, share, model.num_layers, model.hidden_size, flops, num_bytes, batch, batch, 0.0)
+
+
+def stacked(works: Iterable[Work[float]]) -> Work[NDArray[np.float64]]:
+    """Stack many jobs: every field becomes an array [jobs]."""
+    return Work(*np.array(list(works), dtype=np.float64).T)
+
 
 _KNEE_POWER = 3
 # Compute and memory traffic of a job overlap in part: their sum would be too long.

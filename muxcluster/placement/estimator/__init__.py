@@ -2,8 +2,10 @@
 
 from muxcluster.placement.estimator.latency import Latency
 from muxcluster.placement.estimator.modelcost import BATCHES, ModelCost
+from muxcluster.placement.estimator.planned import node_of, offers_of
 from muxcluster.placement.estimator.queueing import Quantiles
 from muxcluster.placement.estimator.shares import Loads, Tenant
+from muxcluster.placement.estimator.strain import strain
 from muxcluster.placement.estimator.unit import Estimator, Offer, UnitEstimate
 
 __all__ = [
@@ -16,4 +18,7 @@ __all__ = [
     "Quantiles",
     "Tenant",
     "UnitEstimate",
+    "node_of",
+    "offers_of",
+    "strain",
 ]

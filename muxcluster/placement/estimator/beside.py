@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from muxcluster.placement.estimator.flow import Flow
-from muxcluster.placement.estimator.queueing import FULLEST, Part, queue_wait, rest_of
+from muxcluster.placement.estimator.queueing import FULLEST, Flow, Part, queue_wait, rest_of
 from muxcluster.placement.estimator.shares import Loads, Tenant
 from muxcluster.placement.problem import LENGTH_CV2
 

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muxcluster.placement.estimator import beside, turns
-from muxcluster.placement.estimator.flow import Flow
-from muxcluster.placement.estimator.queueing import Quantiles, places_wait
+from muxcluster.placement.estimator.queueing import Flow, Quantiles, places_wait
 from muxcluster.placement.estimator.shares import Loads, Tenant
 from muxcluster.placement.problem import LENGTH_CV2
 

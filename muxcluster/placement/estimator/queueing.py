@@ -82,3 +82,15 @@ def places_wait(taken: float, variance: float, places: float, free_per_s: float)
         density = math.exp(-spare * spare / 2) / math.sqrt(2 * math.pi)
         waits = 1 / (1 + spare * _NORMAL.cdf(spare) / density)
     return Quantiles(*(max(0.0, math.log(waits / tail)) / free_per_s for tail in (0.5, 1 - _HIGH)))
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One model at the rate that its unit serves."""
+
+    rate: float  # requests/s
+    rows: float  # rows, variance: sequences in decode
+    variance: float
+    full_rate: float  # requests/s that it would serve with all rows taken
+    gap: Part  # seconds between two tokens, as the mean over a request
+    first: Part  # seconds to the first token from when it has a row

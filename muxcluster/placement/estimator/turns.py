@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from muxcluster.placement.estimator.flow import Flow
-from muxcluster.placement.estimator.queueing import FULLEST, Part, queue_wait, rest_of
+from muxcluster.placement.estimator.queueing import FULLEST, Flow, Part, queue_wait, rest_of
 from muxcluster.placement.estimator.shares import Tenant
 from muxcluster.placement.problem import LENGTH_CUBE, LENGTH_CV2
 

@@ -5,9 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from muxcluster.placement.estimator import Estimator, Offer, UnitEstimate
+from muxcluster.placement.estimator import Estimator, Offer, UnitEstimate, strain
 from muxcluster.placement.hardware import Gpu
-from muxcluster.placement.headroom import strain
 from muxcluster.placement.search.gpus import Kind
 
 # Part of the demand's worth that a full GPU per model costs: a tie-breaker between layouts of
@@ -38,7 +37,7 @@ class PlacedUnit:
     offers: tuple[Offer, ...]
     estimate: UnitEstimate
     goal: float  # its part of the objective
-    strain: float  # 1 / headroom (placement.headroom)
+    strain: float  # 1 / headroom (estimator/strain.py)
     effort: float  # cost of its strain, before its weight against the goal
     merit: float  # goal less the weighted effort
     missed: float  # requests/s that are offered and not served

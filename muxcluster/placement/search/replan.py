@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from muxcluster.placement.assess import offers_of
-from muxcluster.placement.estimator import Offer
+from muxcluster.placement.estimator import Offer, offers_of
 from muxcluster.placement.memory import weight_bytes
 from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.search.draft import Draft

@@ -7,10 +7,9 @@ from muxcluster.core.job import Job, Phase
 from muxcluster.core.served import SharingStats
 from muxcluster.scheduling.lanes.adbs import AdbsLane
 from muxcluster.scheduling.lanes.mixed import MixedLane
-from muxcluster.scheduling.lanes.view import LaneView, Proposal
-from muxcluster.scheduling.state.repetition import Repetition
+from muxcluster.scheduling.lanes.view import LaneView, Proposal, Repetition
+from muxcluster.scheduling.steptime.line import work_of
 from muxcluster.scheduling.steptime.model import StepTimes
-from muxcluster.scheduling.steptime.work import work_of
 
 _JOBS = 64  # that a gain is measured over; about as many are remembered
 _KEPT = 1 - 1 / _JOBS

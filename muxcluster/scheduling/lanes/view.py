@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import Job, Phase
+from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Packing
 from muxcluster.scheduling.shares import Place, ShareLedger
 from muxcluster.scheduling.state.model import ModelState
@@ -22,14 +24,32 @@ class Proposal(NamedTuple):
     place: Place
 
 
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """A job that ended `count` times and was launched again unchanged."""
+
+    job: Job
+    count: int
+    order: int  # of its last launch among those of all repetitions, from 0; -1: it had none
+    start_s: float  # of that launch, where it runs
+    end_s: float  # when it ended last
+    running_s: float  # of the jobs that ended, together
+    is_running: bool
+
+
 class LaneView:
     """Facts about models, shares and launches so far."""
 
-    def __init__(self, models: Sequence[ModelState], shares: ShareLedger, packing: Packing) -> None:
-        self.models = tuple(models)
+    def __init__(
+        self, memory: Memory, shares: ShareLedger, packing: Packing, token_budget: int
+    ) -> None:
+        """token_budget: of a prefill job."""
+        self.models = tuple(memory.models)
         self.shares = shares
         self.last_phase: Phase | None = None  # of the last launch
+        self._memory = memory
         self._packing = packing
+        self._token_budget = token_budget
         self._num_launches = dict.fromkeys(Phase, 0)
         self._last: dict[tuple[str, Phase], int] = {}
         self._ended_rows: Mapping[str, int] = {}
@@ -92,8 +112,19 @@ class LaneView:
         0: hardly any KV is held, so a request that waits, waits for its prefill; or full prefill
         jobs wait. 1: half of the pool or more is held, and nobody waits for a prefill.
         """
-        fullness = min(1.0, self._packing.backlog(self.models))
-        return min(1.0, 2 * self._packing.pool_use()) * (1.0 - fullness)
+        fullness = min(1.0, self._waiting_tokens() / self._token_budget)
+        return min(1.0, 2 * self._memory.pool_use) * (1.0 - fullness)
+
+    def _waiting_tokens(self) -> int:
+        """Return the prompt tokens to compute, of queues only where the first request has room."""
+        num_tokens = 0
+        for model in self.models:
+            table, head = model.running, model.waiting.head
+            if len(rows := table.idle_prefilling()):
+                num_tokens += int((table.num_tokens[rows] - table.num_computed[rows]).sum())
+            if head is not None and self._memory.has_room(model, head):
+                num_tokens += model.waiting.num_tokens
+        return num_tokens
 
     def decode_rows(self, model: ModelState) -> int:
         """Sequences that decode, or could."""

@@ -7,7 +7,7 @@ always the least senior idle sequence among those whose blocks would help (of th
 the quota lacks blocks, of any when the pool does), so the most senior one is never preempted and
 finds, at the latest when the running jobs end, every other sequence preemptible: it progresses,
 ends, and the next becomes the most senior. A sequence that is alone in its job and least senior
-stalls instead of preempting itself. Where sequences lend, see restoring.py and swapping.py.
+stalls instead of preempting itself. Where sequences lend, see lending.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,12 +20,18 @@ from muxcluster.core.events import Event, Preempted
 from muxcluster.core.job import Job, Side, SlotCopies, TableDelta
 from muxcluster.core.request import ServiceClass
 from muxcluster.kvcache.cache import KvCache
-from muxcluster.kvcache.model import Shortage
-from muxcluster.scheduling.memory.lending import Restored, SequenceLending, restore
-from muxcluster.scheduling.memory.restoring import SequenceRestoring
-from muxcluster.scheduling.memory.swapping import Grown, Swapping, least_senior
-from muxcluster.scheduling.state.live import LiveRequest
+from muxcluster.kvcache.pool import Shortage
+from muxcluster.scheduling.memory.lending import (
+    Grown,
+    Restored,
+    SequenceLending,
+    SequenceRestoring,
+    Swapping,
+    least_senior,
+    restore,
+)
 from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.requests import LiveRequest
 from muxcluster.scheduling.state.running import TableRows
 
 
@@ -267,28 +273,28 @@ class Memory:
 
     def may_overwrite(self, model: ModelState) -> bool:
         """True where interactive sequences of `model` may lie over lent blocks."""
-        return self._lending.is_on and model.kv.lies_over_lent
+        return self._lending.is_on and model.kv.lending.lies_over_lent
 
     def saves(
         self, model: ModelState, rows: TableRows, counts: NDArray[np.int32], job_id: int
     ) -> tuple[SlotCopies, ...]:
         """Return how a job saves what the next counts[i] tokens of rows[i] overwrite."""
-        return model.kv.saves(rows, model.running.num_computed[rows] + counts, job_id)
+        return model.kv.lending.saves(rows, model.running.num_computed[rows] + counts, job_id)
 
     def unblocked(self, model: ModelState, rows: TableRows) -> TableRows:
         """Return those of `rows` that no running job keeps out, as it restores from below."""
-        blocked = model.kv.blocked()
+        blocked = model.kv.lending.blocked()
         return rows if blocked is None else rows[~blocked[rows]]
 
     def restorable(self, model: ModelState) -> TableRows:
         """Return lent sequences that can be restored now, cheapest first, then most senior."""
         table = model.running
         lent = table.idle_lent()
-        ready = [row for row in lent.tolist() if model.kv.can_restore(row)]
+        ready = [row for row in lent.tolist() if model.kv.lending.can_restore(row)]
         if not ready:
             return lent[:0]
         rows = np.array(ready, dtype=np.int32)
-        costs = np.array([model.kv.restore_cost(row) for row in ready])
+        costs = np.array([model.kv.lending.restore_cost(row) for row in ready])
         return rows[np.lexsort((table.seniority[rows], costs))]
 
     @property
@@ -303,12 +309,12 @@ class Memory:
 
     def has_column_for(self, model: ModelState, row: int) -> bool:
         """True where a lent batch sequence could be restored and decode its next token."""
-        needed = model.kv.restore_cost(row) + model.blocks_per_column
+        needed = model.kv.lending.restore_cost(row) + model.blocks_per_column
         return needed <= model.kv.headroom(Side.RIGHT)
 
     def has_spare(self, model: ModelState, row: int) -> bool:
         """True where a lent batch sequence could be restored and all could grow by a column."""
-        needed = model.kv.restore_cost(row) + self._reserve(model, Side.RIGHT)
+        needed = model.kv.lending.restore_cost(row) + self._reserve(model, Side.RIGHT)
         return needed <= model.kv.headroom(Side.RIGHT)
 
     def lent_bytes(self, model: ModelState, row: int) -> int:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from muxcluster.core.hashing import extend_hashes
 from muxcluster.core.request import PinnedPrefix, ServiceClass, Unpin
 from muxcluster.kvcache.cache import KvCache
-from muxcluster.scheduling.state.live import chain_root, side_of
 from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.requests import chain_root, side_of
 
 
 class BatchSpace(NamedTuple):

@@ -5,18 +5,30 @@ other end, and what they overwrite is saved to host memory just before. The batc
 restored before it runs again. So an interactive request finds memory as if the unit were almost
 empty, and no token is computed twice while host memory lasts. Where batch sequences have nothing
 more to lend, the least urgent interactive ones lend in the same way.
+
+Why nothing livelocks. An interactive sequence lends only to a more senior one, and is restored only
+when no more senior one lacks blocks: neither one that lent some, nor one without room for its next
+token. What a restore needs beyond that comes from batch sequences and from its juniors. So the most
+senior interactive sequence never lends; if it lent while another was more senior, it is the next to
+be restored; and where it cannot be although nothing runs, others are preempted for it.
+
+Where only batch work is here, a batch sequence that lacks blocks takes those of its juniors, the
+least senior first. The job that needs them saves their tokens before it writes there, and they are
+restored like any others that lent. Only where host memory is short, too, a junior is preempted.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from operator import itemgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from muxcluster.core.job import Side, SlotCopies, TableDelta
 from muxcluster.kvcache.cache import KvCache
-from muxcluster.kvcache.model import Shortage
+from muxcluster.kvcache.pool import Shortage
 from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.running import TableRows
 
 Restored = tuple[TableDelta, tuple[SlotCopies, ...]]  # new table entries, and the copies
 _FIRST_TWO = itemgetter(0, 1)
@@ -36,7 +48,7 @@ class SequenceLending:
 
     def _cover(self, lenders: Sequence[tuple[ModelState, int]], blocks: int) -> bool:
         for model, row in lenders:
-            blocks -= model.kv.lendable(row)
+            blocks -= model.kv.lending.lendable(row)
             if blocks <= 0:
                 return True
         return False
@@ -85,7 +97,7 @@ class SequenceLending:
     def lend_from(self, model: ModelState, row: int, blocks: int) -> int:
         """Let an idle sequence lend `blocks` or as many as it can; return the blocks lent."""
         table = model.running
-        lent = model.kv.lend(row, int(table.num_computed[row]), blocks)
+        lent = model.kv.lending.lend(row, int(table.num_computed[row]), blocks)
         model.counters.num_lent_columns += lent // model.blocks_per_column
         if lent:
             table.set_lent(row)
@@ -106,7 +118,9 @@ class SequenceLending:
                 return True
             if only is None and bool((table.is_batch & table.in_job).any()):
                 return True
-            if only is None and not all(map(model.kv.can_restore, table.idle_lent().tolist())):
+            if only is None and not all(
+                map(model.kv.lending.can_restore, table.idle_lent().tolist())
+            ):
                 return True
         return False
 
@@ -141,9 +155,261 @@ class SequenceLending:
 def restore(model: ModelState, row: int, job_id: int) -> Restored | None:
     """Give a lent sequence all columns back, for the job; None where blocks are short."""
     rows = np.array([row], dtype=np.int32)
-    restored = model.kv.restore(rows, job_id)
+    restored = model.kv.lending.restore(rows, job_id)
     if isinstance(restored, Shortage):
         return None
     model.running.set_whole(row)
     tables, copies = restored
     return tables, (copies,)
+
+
+Preempt = Callable[[ModelState, int, float], None]
+Grown = tuple[TableRows, TableDelta | None, tuple[SlotCopies, ...]]  # who goes on, entries, copies
+
+
+def least_senior(
+    models: Sequence[ModelState], *, is_left: bool = False, by_quota: bool = False
+) -> tuple[ModelState, int]:
+    """Return the least senior idle sequence of `models`; the one that lacks blocks is idle.
+
+    is_left: blocks are for interactive sequences where batch ones lend. Then it is one whose end
+    yields some: no batch sequence that has lent all it had, and none at all where the quota
+    (by_quota), which binds interactive ones only, is short.
+    """
+    worst: tuple[int, ModelState, int] | None = None
+    for model in models:
+        idle = _useful(model, by_quota=by_quota) if is_left else model.running.idle()
+        if len(idle) == 0:
+            continue
+        ranks = model.running.seniority[idle]
+        last = int(np.argmax(ranks))
+        if worst is None or int(ranks[last]) > worst[0]:
+            worst = int(ranks[last]), model, int(idle[last])
+    assert worst is not None, "a sequence in a running job asks for blocks"
+    return worst[1], worst[2]
+
+
+def _useful(model: ModelState, *, by_quota: bool) -> TableRows:
+    table = model.running
+    idle = table.idle()
+    if by_quota:
+        return idle[~table.is_batch[idle]]
+    lent_tokens = model.kv.num_lent[idle] * np.int32(model.block_tokens)
+    return idle[~table.is_batch[idle] | (model.kv.capacity[idle] > lent_tokens)]
+
+
+class Swapping:
+    """Makes room by force where no sequence can go on, so that no job runs (`is_stuck`).
+
+    All blocks that come free belong to the job that asks: no other may write there before it has
+    saved them.
+    """
+
+    def __init__(
+        self, models: Sequence[ModelState], lending: SequenceLending, preempt: Preempt
+    ) -> None:
+        self._models = models
+        self._lending = lending
+        self._preempt = preempt
+
+    @property
+    def is_stuck(self) -> bool:
+        """True where only batch sequences are here and none is in a job: no block comes free."""
+        return all(
+            model.running.num_live == model.running.num_batch and not model.running.in_job.any()
+            for model in self._models
+        )
+
+    def grow(self, model: ModelState, rows: TableRows, job_id: int, now: float) -> Grown:
+        """Make room for the next token of whole `rows`; juniors among them may give way."""
+        table = model.running
+        first = int(table.by_seniority(rows)[0])
+
+        def rest() -> TableRows:
+            return rows[table.is_live[rows] & ~table.is_lent[rows]]
+
+        def lack() -> int:
+            return model.kv.lack(rest(), table.num_computed[rest()] + 1)
+
+        saves = self._make_room(model, first, lack, job_id, now)
+        if saves is None:
+            return rows[:0], None, ()
+        stays = rest()
+        grown = model.kv.grow(stays, table.num_computed[stays] + 1)
+        assert not isinstance(grown, Shortage), "room was made"
+        return stays, grown, saves
+
+    def restore(self, model: ModelState, row: int, job_id: int, now: float) -> Restored | None:
+        """Restore a lent sequence with room for its next token; None where it has to wait."""
+        table = model.running
+        lacks = model.kv.capacity[row] < table.num_computed[row] + 1
+        column = model.blocks_per_column if lacks else 0
+
+        def lack() -> int:
+            return model.kv.lending.restore_cost(row) + column
+
+        saves = self._make_room(model, row, lack, job_id, now)
+        if saves is None:
+            return None
+        restored = restore(model, row, job_id)
+        assert restored is not None, "room was made"
+        tables, copies = restored
+        return tables, (*saves, *copies)
+
+    def _make_room(
+        self, model: ModelState, row: int, lack: Callable[[], int], job_id: int, now: float
+    ) -> tuple[SlotCopies, ...] | None:
+        """Make room for `lack()` blocks; return what the job saves, None: `row` has to wait."""
+        rank = int(model.running.seniority[row])
+
+        def short() -> int:
+            return lack() - model.kv.headroom(Side.RIGHT)
+
+        while not self._lend(rank, short):
+            juniors = self._juniors(rank)
+            if not juniors:
+                return None
+            self._preempt(*juniors[0], now)
+        return self._swap_out(rank, short(), job_id)
+
+    def _juniors(self, rank: int) -> list[tuple[ModelState, int]]:
+        """Return idle batch sequences junior to `rank`, the least senior first."""
+        ranked: list[tuple[int, ModelState, int]] = []
+        for model in self._models:
+            rows = model.running.idle_batch()
+            ranks = model.running.seniority[rows]
+            ranked += [
+                (seniority, model, row)
+                for seniority, row in zip(ranks.tolist(), rows.tolist(), strict=True)
+                if seniority > rank
+            ]
+        ranked.sort(key=lambda each: -each[0])
+        return [(model, row) for _, model, row in ranked]
+
+    def _lend(self, rank: int, short: Callable[[], int]) -> bool:
+        """Let juniors lend until that covers what is `short()`; False: it does not."""
+        juniors = self._juniors(rank)
+        lent = {(model.name, row): model.kv.lending.untaken(row) for model, row in juniors}
+        total, missing = sum(lent.values()), short()
+        for model, row in juniors:
+            if missing <= total:
+                return True
+            if self._lending.lend_from(model, row, missing - total):
+                total += model.kv.lending.untaken(row) - lent[model.name, row]
+                missing = short()
+        return missing <= total
+
+    def _swap_out(self, rank: int, blocks: int, job_id: int) -> tuple[SlotCopies, ...]:
+        copies: list[SlotCopies] = []
+        for model, row in self._juniors(rank):
+            if blocks <= 0:
+                break
+            count = min(blocks, model.kv.lending.untaken(row))
+            if count:
+                copies.append(model.kv.lending.swap_out(row, count, job_id))
+                blocks -= count
+        return tuple(copies)
+
+
+class SequenceRestoring:
+    """Restores lent sequences of both classes."""
+
+    def __init__(
+        self,
+        models: Sequence[ModelState],
+        lending: SequenceLending,
+        swapping: Swapping,
+        preempt: Preempt,
+    ) -> None:
+        self._models = models
+        self._lending = lending
+        self._swapping = swapping
+        self._preempt = preempt
+
+    def next_interactive(self, model: ModelState) -> int | None:
+        """Return the lent interactive sequence of `model` to restore now, None for none."""
+        table = model.running
+        if not table.num_lent:
+            return None
+        lent = table.idle_lent()
+        lent = lent[~table.is_batch[lent]]
+        if len(lent) == 0:
+            return None
+        row = int(table.by_seniority(lent)[0])
+        is_next = all(self._first_short(each) >= table.seniority[row] for each in self._models)
+        return row if is_next and model.kv.lending.can_restore(row) else None
+
+    def _first_short(self, model: ModelState) -> int:
+        """Return the seniority of the first idle interactive sequence that lacks blocks."""
+        table = model.running
+        is_short = model.kv.capacity < table.num_computed + 1
+        is_short &= ~table.is_prefilling
+        is_short |= table.is_lent
+        is_short &= table.is_live & ~table.is_batch & ~table.in_job
+        return int(table.seniority[is_short].min(initial=np.iinfo(np.int64).max))
+
+    def restore_interactive(
+        self, model: ModelState, row: int, job_id: int, *, has_reserve: bool = True
+    ) -> Restored | None:
+        """Restore it with room for its next token; None where blocks are short.
+
+        Batch sequences and its juniors lend what is missing. has_reserve: keep a column for each
+        more senior one, which would otherwise let it lend again at once.
+        """
+        rank = int(model.running.seniority[row])
+        spare = self._next_column(model, row)
+        if has_reserve:
+            spare += sum(self._reserve(each, rank) for each in self._models)
+        while (short := model.kv.lending.restore_shortage(row, spare)) is not None:
+            only = model if short.by_quota else None
+            if not self._lending.lend_by_juniors(short.blocks, rank, only):
+                return None
+        return restore(model, row, job_id)
+
+    def _next_column(self, model: ModelState, row: int) -> int:
+        lacks = model.kv.capacity[row] < model.running.num_computed[row] + 1
+        return model.blocks_per_column if lacks else 0
+
+    def _reserve(self, model: ModelState, rank: int) -> int:
+        """Return a column for each interactive sequence more senior than `rank`, in blocks."""
+        table = model.running
+        may_grow: NDArray[np.bool_] = model.kv.capacity < table.max_total - 1
+        may_grow = may_grow & table.is_live & ~table.is_batch & (table.seniority < rank)
+        return int(np.count_nonzero(may_grow)) * model.blocks_per_column
+
+    def _is_running(self) -> bool:
+        return any(bool(model.running.in_job.any()) for model in self._models)
+
+    def restore_by_force(
+        self, model: ModelState, row: int, job_id: int, now: float
+    ) -> Restored | None:
+        """Restore a lent sequence, preempting others; None where it must wait.
+
+        Call it where nothing else can run: only batch sequences are here, or it is the most senior.
+        """
+        table = model.running
+        if not model.kv.lending.can_restore(row):
+            return None
+        if table.is_batch[row]:
+            is_stuck = self._swapping.is_stuck
+            return self._swapping.restore(model, row, job_id, now) if is_stuck else None
+        firsts = [self._first_interactive(each) for each in self._models]
+        if self._is_running() or table.seniority[row] > min(firsts):
+            return None
+        while True:
+            restored = self.restore_interactive(model, row, job_id, has_reserve=False)
+            if restored is not None or not self._give_way(model, row, now):
+                return restored
+
+    def _give_way(self, model: ModelState, row: int, now: float) -> bool:
+        """Preempt the least senior sequence; False where that is the one to be restored."""
+        loser, victim = least_senior(self._models)
+        if loser is model and victim == row:
+            return False
+        self._preempt(loser, victim, now)
+        return True
+
+    def _first_interactive(self, model: ModelState) -> int:
+        table = model.running
+        ranks = table.seniority[table.is_live & ~table.is_batch]
+        return int(ranks.min(initial=np.iinfo(np.int64).max))

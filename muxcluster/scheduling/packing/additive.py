@@ -7,8 +7,7 @@ import math
 
 from muxcluster.core.job import Job
 from muxcluster.scheduling.memory.admission import Memory
-from muxcluster.scheduling.packing.batch import Limits, Turn
-from muxcluster.scheduling.packing.draft import Draft
+from muxcluster.scheduling.packing.batch import Draft, Limits, Turn
 from muxcluster.scheduling.packing.hybrid import HybridPacking
 from muxcluster.scheduling.steptime.model import StepTimes
 

@@ -1,4 +1,4 @@
-"""What a packing decides: the rows of one job, their memory already taken."""
+"""A job that is being put together: what a packing decides, and how long it would take."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,8 +9,11 @@ from numpy.typing import NDArray
 
 from muxcluster.core.job import Job, Phase, SlotCopies, TableDelta
 from muxcluster.scheduling.memory.admission import Memory
+from muxcluster.scheduling.memory.lending import Restored
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.steptime.model import StepTimes
+from muxcluster.scheduling.state.running import TableRows
+from muxcluster.scheduling.steptime.line import JobWork
+from muxcluster.scheduling.steptime.model import JobTimes, StepTimes
 
 
 @dataclass(slots=True, eq=False)
@@ -67,14 +70,6 @@ class Packing(Protocol):
         """Return True where a prefill job would find rows; nothing changes."""
         ...
 
-    def backlog(self, models: Sequence[ModelState]) -> float:
-        """Return how many full prefill jobs wait of models that lack no blocks."""
-        ...
-
-    def pool_use(self) -> float:
-        """Return the share of the pool's blocks that live sequences hold."""
-        ...
-
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
         """Learn from `job`, which ran for so long beside as many others."""
         ...
@@ -91,3 +86,150 @@ class Packing(Protocol):
         of the token budget.
         """
         ...
+
+
+class Draft:
+    """Rows of one model at one SM share."""
+
+    def __init__(self, model: ModelState, times: JobTimes) -> None:
+        self.model = model
+        self.num_rows = self.num_batch = 0  # rows so far, and those of the batch class
+        self.work = JobWork()
+        self.prompts: list[int] = []  # rows of the chunks, of either class
+        self._longest = 0
+        self._times = times
+        self._rows: list[TableRows] = []
+        self._counts: list[TableRows] = []
+        self._admitted: list[int] = []
+        self._tables: list[TableDelta] = []
+        self._copies: list[SlotCopies] = []
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    @property
+    def num_decodes(self) -> int:
+        """Rows that decode a token."""
+        return int(self.work.num_rows)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt chunks."""
+        return int(self.work.num_tokens)
+
+    @property
+    def num_interactive(self) -> int:
+        """Rows of the interactive class."""
+        return self.num_rows - self.num_batch
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of the job as it is; 0 where nothing is known yet."""
+        if not self.num_rows:
+            return 0.0
+        return self._times.job_s(self.work)
+
+    def seconds_with(self, num_decodes: int, context: int) -> float:
+        """Predicted time with so many more rows that decode."""
+        return self._times.job_s(self.work.with_rows(num_decodes, context))
+
+    def rows_within(self, seconds: float, rows: TableRows) -> int:
+        """How many of `rows`, in order, may decode in the job too."""
+        if seconds == np.inf or len(rows) == 0:
+            return len(rows)
+        lengths = self.model.running.num_computed[rows] + np.int32(1)
+        return self._times.rows_within(seconds, self.work, lengths)
+
+    def fitting(self, rows: TableRows) -> TableRows:
+        """Those of `rows`, from the first on, that a padded batch has memory for too."""
+        return self.model.fitting(rows, num_rows=self.num_decodes, longest=self._longest)
+
+    def tokens_within(self, seconds: float, start: int, limit: int) -> int:
+        """How many tokens of a prompt computed up to `start` make the job no longer than that."""
+        if seconds == np.inf:
+            return limit
+        return self._times.prompt_tokens_within(seconds, self.work, start, limit)
+
+    def decode(
+        self,
+        rows: TableRows,
+        grown: TableDelta | None,
+        *,
+        is_batch: bool,
+        is_admitted: bool = False,
+    ) -> None:
+        """Add rows of one class that decode a token.
+
+        grown: their new table entries; is_admitted: see Batch.
+        """
+        if len(rows) == 0:
+            return
+        if is_admitted:
+            self._admitted += rows.tolist()
+        num_batch = len(rows) if is_batch else 0
+        self._add(rows, np.ones(len(rows), dtype=np.int32), num_batch)
+        if grown is not None and len(grown):
+            self._tables.append(grown)
+        lengths = self.model.running.num_computed[rows]
+        context = int(np.add.reduce(lengths)) + len(rows)
+        if self.model.scaling is not None:
+            self._longest = max(self._longest, int(lengths.max()))
+        self.work = self.work.with_rows(len(rows), context)
+
+    def chunk(self, row: int, count: int, *, is_admitted: bool = False) -> None:
+        """Add the next `count` tokens of a prompt. is_admitted: it took its row just now."""
+        one, counts = np.array([row], dtype=np.int32), np.array([count], dtype=np.int32)
+        self._add(one, counts, int(self.model.running.is_batch[row]))
+        if is_admitted:
+            self._admitted.append(row)
+        self.prompts.append(row)
+        self.work = self.work.with_prompt(int(self.model.running.num_computed[row]), count)
+
+    def save(self, memory: Memory, job_id: int) -> None:
+        """What the rows so far overwrite is saved. Call it before others are restored."""
+        if self._rows and memory.may_overwrite(self.model):
+            rows, counts = _joined(self._rows), _joined(self._counts)
+            self._copies += memory.saves(self.model, rows, counts, job_id)
+
+    def restore(self, restored: Restored) -> None:
+        """Some rows' blocks are restored with this job; the rows must be added, too."""
+        tables, copies = restored
+        self._tables.append(tables)
+        self._copies += copies
+
+    def copy(self, copies: tuple[SlotCopies, ...]) -> None:
+        """The job makes these copies, too."""
+        self._copies += copies
+
+    def _add(self, rows: TableRows, counts: TableRows, num_batch: int) -> None:
+        self._rows.append(rows)
+        self._counts.append(counts)
+        self.num_rows += len(rows)
+        self.num_batch += num_batch
+
+    def batch(self) -> Batch:
+        """The rows, for the job builder."""
+        if not self._rows:
+            nothing = np.empty(0, dtype=np.int32)
+            return Batch(nothing, nothing, copies=())
+        return Batch(
+            rows=_joined(self._rows),
+            counts=_joined(self._counts),
+            grown=_merged(self._tables),
+            admitted=self._admitted,
+            copies=tuple(self._copies),
+        )
+
+
+def _joined(parts: list[TableRows]) -> TableRows:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _merged(deltas: list[TableDelta]) -> TableDelta | None:
+    if len(deltas) < 2:
+        return deltas[0] if deltas else None
+    return TableDelta(
+        np.concatenate([delta.rows for delta in deltas]),
+        np.concatenate([delta.columns for delta in deltas]),
+        np.concatenate([delta.blocks for delta in deltas]),
+    )

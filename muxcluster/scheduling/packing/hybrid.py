@@ -7,25 +7,22 @@ no swap of whole sequences: see lending.py.
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.admission import Memory
-from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
-from muxcluster.scheduling.packing.draft import Draft
-from muxcluster.scheduling.packing.priority import PriorityPacking
-from muxcluster.scheduling.packing.prompts import (
+from muxcluster.scheduling.packing.batch import Batch, Draft, Limits, Turn
+from muxcluster.scheduling.packing.rows import (
     LEAST_CHUNK,
     Prompts,
+    RestoredRows,
     has_lent_prompts,
     lacks_batch_prompts,
     lacks_prompts,
     lets_batch_in,
 )
-from muxcluster.scheduling.packing.restored_rows import RestoredRows
 from muxcluster.scheduling.packing.slack import Ageing, Slack
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.running import TableRows
@@ -51,7 +48,6 @@ class HybridPacking:
         self._ageing = Ageing(limits.ageing_s)
         self._prompts = Prompts(memory, limits)
         self._returns = RestoredRows(memory, limits, times, self._slack, self._ageing)
-        self._plain = PriorityPacking(memory, limits, times)
 
     def may_prefill(self, model: ModelState) -> bool:
         """Return True where a chunk or an admissible request waits."""
@@ -61,12 +57,6 @@ class HybridPacking:
             return bool(model.running.is_prefilling[row])
         head = None if self._memory.owes_interactive else model.waiting.head
         return head is not None and self._memory.may_admit(model, head)
-
-    def backlog(self, models: Sequence[ModelState]) -> float:
-        return self._plain.backlog(models)
-
-    def pool_use(self) -> float:
-        return self._memory.pool_use
 
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
         self._times.observe(job, seconds, num_beside=num_beside)

@@ -3,16 +3,14 @@
 The head of a queue is never passed over, so a long prompt that waits for blocks gets them.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
-from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.requests import LiveRequest
 from muxcluster.scheduling.state.running import TableRows
 from muxcluster.scheduling.steptime.model import StepTimes
 
@@ -44,20 +42,6 @@ class PriorityPacking:
             return True
         head = self._head(model)
         return head is not None and self._memory.fits(model, head)
-
-    def backlog(self, models: Sequence[ModelState]) -> float:
-        """By tokens; a model lacks blocks where its next request would get none."""
-        num_tokens = 0
-        for model in models:
-            table, head = model.running, model.waiting.head
-            if len(rows := table.idle_prefilling()):
-                num_tokens += int((table.num_tokens[rows] - table.num_computed[rows]).sum())
-            if head is not None and self._memory.has_room(model, head):
-                num_tokens += model.waiting.num_tokens
-        return num_tokens / self._limits.token_budget
-
-    def pool_use(self) -> float:
-        return self._memory.pool_use
 
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
         """Learn nothing: no step time is predicted."""

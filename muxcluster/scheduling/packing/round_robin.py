@@ -1,7 +1,5 @@
 """Classes take turns: interactive and batch requests never share a job (a baseline of BROS §7)."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from muxcluster.core.job import Job, Phase
@@ -37,7 +35,6 @@ class RoundRobinPacking:
         self._packings = {
             service: PriorityPacking(memory, limits, times, service) for service in ServiceClass
         }
-        self._whole = PriorityPacking(memory, limits, times)
         self._last: dict[str, ServiceClass] = {}
 
     def may_prefill(self, model: ModelState) -> bool:
@@ -48,12 +45,6 @@ class RoundRobinPacking:
             if self._may_decode(model, service):
                 return False
         return False
-
-    def backlog(self, models: Sequence[ModelState]) -> float:
-        return self._whole.backlog(models)
-
-    def pool_use(self) -> float:
-        return self._memory.pool_use
 
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
         """Learn nothing: no step time is predicted."""

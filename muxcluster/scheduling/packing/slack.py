@@ -7,10 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.request import ServiceClass
-from muxcluster.scheduling.packing.batch import Turn
-from muxcluster.scheduling.packing.draft import Draft
-from muxcluster.scheduling.state.live import LiveRequest
+from muxcluster.scheduling.packing.batch import Draft, Turn
 from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.requests import LiveRequest
 from muxcluster.scheduling.state.running import TableRows
 from muxcluster.scheduling.steptime.model import StepTimes
 

@@ -1,15 +1,18 @@
 """Everything the scheduler knows of one model of the unit."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from muxcluster.core.events import Rejected
+from muxcluster.core.job import Job
 from muxcluster.core.request import Request, ServiceClass
+from muxcluster.core.served import ModelStats
 from muxcluster.core.unitspec import ModelSpec
-from muxcluster.kvcache.model_cache import ModelCache
+from muxcluster.kvcache.cache import ModelCache
 from muxcluster.scheduling.state.batch_scaling import BatchScaling
-from muxcluster.scheduling.state.live import LiveRequest
+from muxcluster.scheduling.state.requests import LiveRequest, Waiting
 from muxcluster.scheduling.state.running import RunningTable, TableRows
-from muxcluster.scheduling.state.waiting import Waiting
 
 # A byte of weights counts so much of a byte of KV: a step that mostly reads weights is hardly
 # faster on more SMs (65B on four A100s: 55 ms on 30 %, 41 ms on 80 %). Not counted, large models of
@@ -105,7 +108,7 @@ class ModelState:
 
     @property
     def has_suspects(self) -> bool:
-        """True where a suspect of failed jobs is here, see faults/isolation.py."""
+        """True where a suspect of failed jobs is here, see faults.py."""
         return self.running.num_suspects > 0 or self.waiting.suspects.head is not None
 
     def fitting(self, rows: TableRows, *, num_rows: int = 0, longest: int = 0) -> TableRows:
@@ -145,3 +148,71 @@ class ModelState:
     def uses_prefixes(self, live: LiveRequest) -> bool:
         """True where `live` may take from and give to the prefix cache."""
         return self.spec.prefix_caching and live.request.cacheable
+
+    def refusal(self, request: Request, carry_blocks: int) -> Rejected | None:
+        """Return why `request` can never end here, or None.
+
+        carry_blocks: blocks that one sequence of the model can always get: its quota floor, or the
+        pool where no quotas are in force. Prompt and max_tokens must fit into them together, or the
+        request could be preempted for ever.
+        """
+        num_prompt = len(request.prompt_tokens)
+        if num_prompt == 0:
+            return Rejected(request.request_id, "invalid_value", "the prompt has no tokens")
+        if num_prompt > self.spec.max_model_len:
+            message = f"{num_prompt} prompt tokens exceed the context of {self.spec.max_model_len}"
+            return Rejected(request.request_id, "context_length_exceeded", message)
+        # The last token is never computed and needs no block.
+        needed = self.blocks(max(num_prompt, self.max_total(request) - 1))
+        if needed > carry_blocks:
+            tokens = carry_blocks // self.blocks_per_column * self.block_tokens
+            message = (
+                f"prompt and max_tokens exceed the {tokens} tokens that memory has for one request"
+            )
+            return Rejected(request.request_id, "context_length_exceeded", message)
+        return None
+
+    def stats(self, step_time_error: float) -> ModelStats:
+        """Return the model's state as numbers; counters never decrease.
+
+        step_time_error: mean relative error of predicted step times.
+        """
+        counters = self.counters
+        return ModelStats(
+            name=self.name,
+            num_running=self.running.num_live,
+            num_waiting=len(self.waiting),
+            quota_blocks=self.kv.quota,
+            used_blocks=self.kv.used,
+            cached_blocks=self.kv.num_cached,
+            rate_per_s=self.meter.rate_per_s,
+            is_rate_measured=self.meter.has_measured,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            num_shared_reads=counters.num_shared_reads,
+            num_preemptions=counters.num_preemptions,
+            num_lent_columns=counters.num_lent_columns,
+            num_saved_slots=counters.num_saved_slots,
+            num_restored_slots=counters.num_restored_slots,
+            num_recomputed_tokens=counters.num_recomputed_tokens,
+            prompt_tokens=counters.prompt_tokens,
+            output_tokens=counters.output_tokens,
+            num_non_finite=counters.num_non_finite,
+            batch_blocks=self.kv.batch_used,
+            num_lent=self.running.num_lent,
+            waiting_tokens=self.waiting.num_tokens + self.running.num_uncomputed,
+            padded_usage=0.0 if self.scaling is None else self.scaling.usage,
+            backend=self.spec.backend,
+            step_time_error=step_time_error,
+        )
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        """Raise AssertionError where rows, running `jobs` and blocks contradict each other."""
+        table = self.running
+        is_lent = self.kv.num_lent > 0
+        assert (table.is_lent == is_lent).all(), "lent sequences are forgotten"
+        table.check()
+        in_jobs = sum(len(job.rows) for job in jobs if job.model == self.name)
+        assert in_jobs == table.in_job.sum(), "a sequence is in two jobs or a lost one"
+        full = self.kv.capacity < table.num_computed
+        assert not (full & table.is_live).any(), "a computed token has no block"

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import Side
-from muxcluster.scheduling.state.live import LiveRequest
+from muxcluster.scheduling.state.requests import LiveRequest
 
 TableRows = NDArray[np.int32]
 
@@ -39,7 +39,7 @@ class RunningTable:
         self.in_job = np.zeros(max_seqs, dtype=np.bool_)  # part of a running job
         self.is_prefilling = np.zeros(max_seqs, dtype=np.bool_)  # until all known is computed
         self.is_aborted = np.zeros(max_seqs, dtype=np.bool_)  # ends with its job
-        self.is_suspect = np.zeros(max_seqs, dtype=np.bool_)  # runs apart: faults/isolation.py
+        self.is_suspect = np.zeros(max_seqs, dtype=np.bool_)  # runs apart: faults.py
         self.is_batch = np.zeros(max_seqs, dtype=np.bool_)
         self.is_lent = np.zeros(max_seqs, dtype=np.bool_)  # gave blocks away: can be in no job
         self.is_written = np.zeros(max_seqs, dtype=np.bool_)  # ended, but a job still writes there
@@ -377,6 +377,44 @@ class RunningTable:
         if len(rows) < 2:
             return rows
         return rows[self.seniority[rows].argsort()]
+
+    def check(self) -> None:
+        """Raise AssertionError where the arrays contradict each other."""
+        live = np.flatnonzero(self.is_live)
+        num_taken = len(live) + self.num_written
+        assert num_taken + len(self._free) == self.max_seqs, "a row is lost"
+        assert not self.is_live[self._free].any(), "a live row is on the free list"
+        assert self.is_written.sum() == self.num_written, "rows that are written to are miscounted"
+        assert not (self.is_written & self.is_live).any(), "an ended sequence is live"
+        assert (self.in_job[~self.is_live] == self.is_written[~self.is_live]).all(), (
+            "an empty row is in a job"
+        )
+        assert self.has_aborted == self.is_aborted[live].any(), "aborted sequences are forgotten"
+        assert self.num_suspects == self.is_suspect.sum(), "suspects are miscounted"
+        assert not (self.is_suspect & ~self.is_live).any(), "an empty row holds a suspect"
+        assert self.has_own_stops or not self.has_stops[live].any(), "stop ids are forgotten"
+        has_target = (np.minimum(self.deadline_s, self.tpot_s)[live] < np.inf).any()
+        assert self.has_targets or not has_target, "deadlines are forgotten"
+        assert self.num_prefilling == self.is_prefilling[live].sum(), "prefills are miscounted"
+        counts = self.is_batch.sum(), self.is_lent.sum()
+        assert counts == (self.num_batch, self.num_lent), "batch or lent ones are miscounted"
+        assert not self.in_job[self.is_lent].any(), "a lent sequence runs"
+        for row in live.tolist():
+            assert self.at(row).row == row, f"row {row} and its request disagree"
+        tokens, computed = self.num_tokens[live], self.num_computed[live]
+        assert (computed < tokens).all(), "a sequence has nothing left to compute"
+        assert (tokens < self.max_total[live]).all(), "a sequence outlived its end"
+        ready = ~self.is_prefilling[live]
+        assert (computed[ready] == tokens[ready] - 1).all(), "a decoding sequence lags"
+        self._check_idle()
+
+    def _check_idle(self) -> None:
+        prefilling, decoding = self.idle_prefilling(), self.idle_decoding()
+        first_s = self.first_deadline_s()
+        self.forget_idle()
+        assert np.array_equal(prefilling, self.idle_prefilling()), "kept prefills are out of date"
+        assert np.array_equal(decoding, self.idle_decoding()), "kept decodes are out of date"
+        assert first_s == self.first_deadline_s(), "the kept deadline is out of date"
 
 
 def _where(mask: NDArray[np.bool_]) -> TableRows:

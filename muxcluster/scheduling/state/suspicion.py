@@ -1,4 +1,4 @@
-"""What a request is suspected of after a failed job; faults/isolation.py has the rules."""
+"""What a request is suspected of after a failed job; faults.py has the rules."""
 
 from dataclasses import dataclass
 

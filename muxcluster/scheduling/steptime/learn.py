@@ -9,8 +9,16 @@ import numpy as np
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.placement.cost.interference import COLOCATION_LOSS
-from muxcluster.scheduling.steptime.line import EVEN, LEAST, MOST, Fit, Gains, Line, mixed_s
-from muxcluster.scheduling.steptime.work import JobWork
+from muxcluster.scheduling.steptime.line import (
+    EVEN,
+    LEAST,
+    MOST,
+    Fit,
+    Gains,
+    JobWork,
+    Line,
+    mixed_s,
+)
 
 _FEWEST = 8  # observations before there is a line without a prior
 _FREE = (1e-3, 1e3)  # bounds of coefficients that start from a guess

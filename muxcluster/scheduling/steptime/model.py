@@ -16,9 +16,15 @@ from muxcluster.scheduling.steptime.learn import (
     ModelLines,
     PredictionError,
 )
-from muxcluster.scheduling.steptime.line import Line, each_mixed_s, mixed_s, part_within
+from muxcluster.scheduling.steptime.line import (
+    JobWork,
+    Line,
+    each_mixed_s,
+    mixed_s,
+    part_within,
+    work_of,
+)
 from muxcluster.scheduling.steptime.seed import Seed
-from muxcluster.scheduling.steptime.work import JobWork, work_of
 
 
 class JobTimes:
@@ -153,6 +159,12 @@ class StepTimes:
     def errors(self) -> dict[tuple[str, Phase], PredictionError]:
         """Return the errors of every model and phase of which jobs were predicted."""
         return {key: window.error() for key, window in self._errors.items()}
+
+    def mean_error(self, model: str) -> float:
+        """Return the mean error of a model over all phases, by how many jobs of each there were."""
+        errors = [error for (name, _), error in self.errors().items() if name == model]
+        count = sum(error.count for error in errors)
+        return sum(error.count * error.mean for error in errors) / count if count else 0.0
 
     def _expected(self, model: str, phase: Phase, share: float) -> Line | None:
         return None if self._seed is None else self._seed.line(phase, model, share)

@@ -12,8 +12,7 @@ import numpy as np
 from muxcluster.core.job import Job, Phase
 from muxcluster.placement.cost import Cost
 from muxcluster.placement.shapes.shape import ModelShape
-from muxcluster.scheduling.steptime.line import Floats, Line
-from muxcluster.scheduling.steptime.work import JobWork, work_of
+from muxcluster.scheduling.steptime.line import Floats, JobWork, Line, work_of
 
 _CUTS = (1.1, 1.3, 1.5, 2.0, 3.0)  # × the least prefill: where seconds may begin to be linear
 _SHORTEST = 16  # tokens of a sequence in the fit's grid

@@ -10,8 +10,7 @@ from muxcluster.placement.problem import Problem
 from muxcluster.sim.batch.with_interactive import JobBeside
 from muxcluster.sim.cases.systems import System
 from muxcluster.sim.cases.systems_units import units_for
-from muxcluster.sim.core.fleet import JobSink
-from muxcluster.sim.core.simulate import SimResult, simulate
+from muxcluster.sim.core.simulate import JobSink, SimResult, simulate
 from muxcluster.sim.core.unit import SimUnit
 from muxcluster.sim.demand.loads import Load
 from muxcluster.sim.demand.waves import Waves

@@ -1,14 +1,14 @@
 """Runs of decode steps that change no decision, with the times they would have one by one.
 
 After a decode step in which no request ended, the scheduler mostly launches the same rows at the
-same place. `scheduling.lookahead.fast_forward` says how often it would; so many steps need no
+same place. `scheduling.fast_forward` says how often it would; so many steps need no
 scheduler. Each keeps its own duration and slowdown by its neighbours: nothing is approximated.
 """
 
 from collections import deque
 
+from muxcluster.scheduling.lanes.view import Repetition
 from muxcluster.scheduling.scheduler import UnitScheduler
-from muxcluster.scheduling.state.repetition import Repetition
 from muxcluster.sim.core.concurrency import Concurrency, Repeated, Running
 from muxcluster.sim.core.timing import Timing, Work
 

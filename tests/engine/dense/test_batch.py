@@ -1,10 +1,13 @@
 """The padded batch as such: memory, and what its parts may share."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
 
 from muxcluster.engine.dense.axes import CacheAxes, Sample, UnknownCache
+from muxcluster.engine.dense.forward import CACHE_NAMES
 from muxcluster.engine.dense.model import DenseModel, NotDense
 from muxcluster.engine.dense.prefill import prefill
 from tests.engine.conftest import ModelBuilder
@@ -76,9 +79,12 @@ def test_a_model_that_reads_padding_is_refused(tiny: ModelBuilder) -> None:
     """GPT-NeoX without its mask: what is padding counts as a token."""
     model = dense_model(tiny("gpt_neox")).forward.model
 
+    takes = inspect.signature(model.forward).parameters
+    name = next(each for each in CACHE_NAMES if each in takes)
+
     class Blind(type(model)):  # type: ignore[misc]
         def forward(self, input_ids, past_key_values=None, attention_mask=None, **options):  # type: ignore[no-untyped-def]
-            return super().forward(input_ids=input_ids, past_key_values=past_key_values)
+            return super().forward(input_ids=input_ids, **{name: past_key_values})
 
     blind = Blind(model.config).eval()
     blind.load_state_dict(model.state_dict())

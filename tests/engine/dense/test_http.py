@@ -10,7 +10,9 @@ import httpx
 import pytest
 import uvicorn
 
-from muxcluster.config import load_config, plan_for, served_models, unit_specs
+from muxcluster.config.load import load_config
+from muxcluster.config.planning import plan_for
+from muxcluster.config.units import served_models, unit_specs
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.unitspec import UnitSpec

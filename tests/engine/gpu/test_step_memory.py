@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 from transformers import LlamaConfig, MistralConfig, Qwen3Config
 
 from bench.kernels.fake_cuda import FakeCuda, load
-from muxcluster.config import read_facts
+from muxcluster.config.facts import read_facts
 from muxcluster.core.job import Rows, WorkerSpec
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec, UnitSpec

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from muxcluster.config import read_facts
+from muxcluster.config.facts import read_facts
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.offline.blend.resources import resource_model

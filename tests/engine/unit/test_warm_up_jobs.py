@@ -13,7 +13,7 @@ from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Outcome
 from muxcluster.engine.processes.executor import ProcessExecutor
 from muxcluster.engine.unit.unit import Unit
-from muxcluster.scheduling.steptime.work import JobWork
+from muxcluster.scheduling.steptime.line import JobWork
 from tests.engine.fakes import FakeExecutor, Sink, expected, fake_spec, request
 from tests.engine.hybrid_units import hybrid_spec
 from tests.engine.live_units import children

@@ -1,0 +1,155 @@
+"""The planner's input from a configuration: its models, nodes, limits and policy."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from muxcluster.config.load import Config, ConfiguredModel
+from muxcluster.config.profiles import read_profile
+from muxcluster.config.schema import NodeSection, PolicySection
+from muxcluster.core.errors import ConfigError
+from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.placement.cost import Profile
+from muxcluster.placement.execution import CannotRun, UnitPolicy, check_partition
+from muxcluster.placement.hardware import GIB, Gpu, cpu, gpu_named, local_cores, local_memory_bytes
+from muxcluster.placement.memory import (
+    block_bytes,
+    sequence_blocks,
+)
+from muxcluster.placement.problem import Demand, Limits, Node, Problem
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+# A cpu unit's default pool holds a quarter of the longest sequences it has rows for.
+_POOL_PART = 4
+
+
+def problem(config: Config, nodes: tuple[Node, ...]) -> Problem:
+    """Return the planner's input.
+
+    Raises memory.DoesNotFit if a KV block is too small, ConfigError for a profile that cannot be
+    read.
+    """
+    demands = tuple(_demand(model, dtype_of(config, model, nodes)) for model in config.models)
+    policy = config.policy
+    return Problem(
+        demands,
+        nodes,
+        _limits(policy, demands, is_modest=runs_on_cpus(config, nodes)),
+        objective=policy.objective,
+        profiles=tuple(_profiles(config)),
+        policy=_unit_policy(config, nodes),
+    )
+
+
+def profile_paths(config: Config) -> tuple[Path, ...]:
+    """The files of `cluster.profiles`; relative ones start from the file's own directory."""
+    folder = config.file.parent
+    return tuple(folder / Path(text).expanduser() for text in config.cluster.profiles)
+
+
+def nodes_of(config: Config) -> tuple[Node, ...]:
+    """Return the nodes of the file; this machine if it lists none."""
+    return tuple(_node(section) for section in config.cluster.listed())
+
+
+def runs_on_cpus(config: Config, nodes: Sequence[Node]) -> bool:
+    """Return whether every unit computes on CPUs, regardless of declared GPUs."""
+    return config.cluster.engine == "cpu" or all(node.gpu.is_cpu for node in nodes)
+
+
+def _unit_policy(config: Config, nodes: Sequence[Node]) -> UnitPolicy:
+    """Raises ConfigError for a partition that no node of its kind has."""
+    policy = config.policy
+    host_gib = policy.host_memory_gib
+    found = UnitPolicy(
+        scheduler=SchedulerSpec(
+            lane=policy.scheduler,
+            may_unshare=policy.sharing == "auto",
+            packing=policy.packing,
+            token_budget=policy.token_budget,
+            max_decode_rows=policy.max_decode_rows,
+            quota_period_s=policy.quota_period_s,
+            shared_prefix_tokens=policy.shared_prefix_tokens,
+        ),
+        partition=policy.partition,
+        pipeline_depth=None if policy.pipeline_depth == "auto" else policy.pipeline_depth,
+        num_threads=policy.num_threads,
+        host_bytes=None if host_gib is None else int(host_gib * GIB),
+        prefix_caching=policy.prefix_caching,
+    )
+    for gpu in {engine_gpu(config, node.gpu) for node in nodes}:
+        try:
+            check_partition(gpu, found.partition)
+        except CannotRun as error:
+            raise ConfigError(config.file, f"policy.{error.key}", str(error)) from error
+    return found
+
+
+def engine_gpu(config: Config, gpu: Gpu) -> Gpu:
+    """Return the hardware that computes: with `cluster.engine: cpu` one core per declared GPU."""
+    if config.cluster.engine != "cpu" or gpu.is_cpu:
+        return gpu
+    return cpu(config.policy.num_threads or 1, gpu.memory_bytes)
+
+
+def dtype_of(config: Config, model: ConfiguredModel, nodes: Sequence[Node]) -> str:
+    """Return the dtype of the model's weights and KV, with "auto" resolved."""
+    if model.section.dtype != "auto":
+        return model.section.dtype
+    if runs_on_cpus(config, nodes):
+        return "float32"
+    return model.facts.dtype if model.facts.dtype in ITEMSIZE else "bfloat16"
+
+
+def _limits(policy: PolicySection, demands: Sequence[Demand], *, is_modest: bool) -> Limits:
+    limits = Limits(policy.block_tokens, policy.token_budget)
+    if policy.kv_gb is not None:
+        return replace(limits, kv_bytes=int(policy.kv_gb * GIB))
+    if is_modest:
+        return replace(limits, kv_bytes=_modest_pool(demands, limits))
+    return limits
+
+
+def _profiles(config: Config) -> Iterator[Profile]:
+    for index, path in enumerate(profile_paths(config)):
+        try:
+            yield read_profile(path)
+        except ValueError as error:
+            key = f"cluster.profiles[{index}]"
+            raise ConfigError(config.file, key, f"{path}: {error}") from error
+
+
+def _node(section: NodeSection) -> Node:
+    if section.gpu != "cpu":
+        return Node(section.name, section.gpus, gpu_named(section.gpu))
+    memory = local_memory_bytes() if section.memory_gb is None else int(section.memory_gb * GIB)
+    return Node(section.name, 1, cpu(section.cores or local_cores(), memory))
+
+
+def _demand(model: ConfiguredModel, dtype: str) -> Demand:
+    section = model.section
+    # defaults of a model with a short context; given lengths have been checked (config.load)
+    part = min(1.0, model.max_model_len / (section.prompt_tokens + section.output_tokens))
+    return Demand(
+        name=section.name,
+        shape=model.facts.shape,
+        rate=section.rate,
+        prompt_tokens=section.prompt_tokens * part,
+        output_tokens=section.output_tokens * part,
+        max_model_len=model.max_model_len,
+        max_seqs=section.max_seqs,
+        itemsize=ITEMSIZE[dtype],
+        weight=section.weight,
+        ttft_s=None if section.slo is None else section.slo.ttft,
+        tpot_s=None if section.slo is None else section.slo.tpot,
+    )
+
+
+def _modest_pool(demands: Sequence[Demand], limits: Limits) -> int:
+    """Return the default pool in bytes; the actual memory limits it later."""
+    per_block = block_bytes(demands, limits)
+    blocks = 0
+    for demand in demands:
+        num_sequences = -(-demand.max_seqs // _POOL_PART)
+        blocks += num_sequences * sequence_blocks(demand, demand.max_model_len, per_block)
+    return blocks * per_block

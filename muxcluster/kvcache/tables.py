@@ -1,0 +1,222 @@
+"""The tables of one model: its columns of blocks, and its live sequences, as arrays."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.kvcache.pool import IdStack
+
+
+class ColumnStore:
+    """Columns (one token block over all layers and KV heads) of one model."""
+
+    def __init__(
+        self, num_columns: int, blocks_per_column: int, *, has_block_ids: bool = True
+    ) -> None:
+        self.blocks_per_column = blocks_per_column
+        self.num_ids = blocks_per_column if has_block_ids else 0
+        self.blocks = np.zeros((num_columns, self.num_ids), dtype=np.int32)  # ids, layer-major
+        self.refs = np.zeros(num_columns, dtype=np.int32)  # live sequences that read the column
+        # Owner bit of the side it was filled from, 0 for a free column.
+        self.owners = np.zeros(num_columns, dtype=np.uint8)
+        self._free = IdStack(num_columns)
+
+    def add(self, blocks: NDArray[np.int32], owners: NDArray[np.uint8]) -> NDArray[np.int32]:
+        """Return new columns with one reader each; blocks int32 [n, num_ids], owners [n]."""
+        columns = self._free.take(len(blocks))
+        places = columns.astype(np.intp)  # once: numpy would convert at each use
+        self.blocks[places] = blocks
+        self.owners[places] = owners
+        self.refs[places] = 1
+        return columns
+
+    def remove(
+        self, columns: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.uint8] | np.uint8]:
+        """Remove unread columns (at least one); return block ids and owner bits, [n * num_ids].
+
+        The owner is one bit where all columns have the same.
+        """
+        places = columns.astype(np.intp)
+        assert not np.count_nonzero(self.refs[places]), "a column with readers is removed"
+        blocks = self.blocks[places].ravel()
+        owners = self.owners[places]
+        self.owners[places] = 0
+        self._free.give(columns)
+        if np.count_nonzero(owners == owners[0]) == len(owners):
+            return blocks, owners[0]  # most often, and faster than to repeat it
+        return blocks, owners.repeat(self.num_ids)
+
+    def attach(self, columns: NDArray[np.int32]) -> None:
+        """Add a reader to each of `columns` (distinct)."""
+        self.refs[columns] += 1
+
+    def detach(self, columns: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Remove a reader from each of `columns` (distinct); return where none is left, [n]."""
+        places = columns.astype(np.intp)
+        refs = self.refs[places] - 1
+        self.refs[places] = refs
+        unread: NDArray[np.bool_] = refs == 0
+        return unread
+
+    def check(self) -> None:
+        """Raise AssertionError where free columns and owner bits disagree."""
+        self._free.check()
+        assert not self.owners[self._free.ids].any(), "a live column is on the free list"
+        assert np.count_nonzero(self.owners) + len(self._free) == len(self.owners), "column lost"
+        assert not self.refs[self.owners == 0].any(), "a free column has readers"
+        assert (self.refs >= 0).all(), "a column has a negative number of readers"
+
+
+class Lack(NamedTuple):
+    """The columns that sequences need."""
+
+    rows: NDArray[np.int32]  # int32 [n], distinct
+    held: NDArray[np.int32]  # int32 [n], columns now
+    wanted: NDArray[np.int32]  # int32 [n], columns then
+    total: int  # columns to come
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Growth:
+    """Table entries [row, position] to be filled, one for each new column."""
+
+    rows: NDArray[np.int32]  # int32 [n]
+    positions: NDArray[np.int32]  # int32 [n]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class SequenceTable:
+    """Tables and lengths by row; a row is open while its owner bit is not 0."""
+
+    def __init__(
+        self, max_seqs: int, max_model_len: int, block_tokens: int, *, names_all: bool = True
+    ) -> None:
+        """names_all: False where only columns that others may share get an id."""
+        self.names_all = names_all
+        self.block_tokens = block_tokens
+        self.max_columns = -(-max_model_len // block_tokens)
+        # Column ids, valid below num_named.
+        self.columns = np.zeros((max_seqs, self.max_columns), dtype=np.int32)
+        self.num_columns = np.zeros(max_seqs, dtype=np.int32)  # columns held
+        # Leading columns that have an id.
+        self.num_named = self.num_columns if names_all else np.zeros(max_seqs, dtype=np.int32)
+        self.capacity = np.zeros(max_seqs, dtype=np.int32)  # tokens that fit in the columns
+        self.num_committed = np.zeros(max_seqs, dtype=np.int32)  # tokens in computed columns
+        self.owners = np.zeros(max_seqs, dtype=np.uint8)  # owner bit of the side it fills from
+        self.version = 0  # changes whenever a sequence has other computed columns than before
+
+    def open(self, row: int, owner: int, columns: NDArray[np.int32]) -> None:
+        """Begin a sequence whose first columns (int32 [n]) are computed already."""
+        assert self.owners[row] == 0, f"row {row} is open already"
+        self.version += 1
+        self.owners[row] = owner
+        self.columns[row, : len(columns)] = columns
+        self.num_columns[row] = self.num_named[row] = len(columns)
+        self.capacity[row] = self.num_committed[row] = len(columns) * self.block_tokens
+
+    def close(self, row: int) -> tuple[NDArray[np.int32], int]:
+        """End a sequence; return its columns with ids, int32 [n], in order, and how many more."""
+        assert self.owners[row] != 0, f"row {row} is not open"
+        self.version += 1
+        num_named = int(self.num_named[row])
+        columns = self.columns[row, :num_named].copy()
+        num_others = int(self.num_columns[row]) - num_named
+        self.owners[row] = self.num_named[row] = 0
+        self.num_columns[row] = self.capacity[row] = self.num_committed[row] = 0
+        return columns, num_others
+
+    def truncate(self, row: int, num_columns: int) -> NDArray[np.int32]:
+        """Take the columns from `num_columns` on; return their ids, int32 [n], in order."""
+        assert self.names_all, "columns without ids cannot be taken"
+        self.version += 1
+        columns = self.columns[row, num_columns : self.num_columns[row]].copy()
+        self.num_columns[row] = num_columns
+        self.capacity[row] = num_columns * self.block_tokens
+        self.uncommit(row, num_columns)
+        return columns
+
+    def put_back(self, row: int, columns: NDArray[np.int32]) -> None:
+        """Add `columns` (int32 [n]) that `truncate` took."""
+        held = int(self.num_columns[row])
+        self.columns[row, held : held + len(columns)] = columns
+        self.num_columns[row] = held + len(columns)
+        self.capacity[row] = (held + len(columns)) * self.block_tokens
+
+    def uncommit(self, row: int, num_columns: int) -> None:
+        """Count no columns from `num_columns` on as computed."""
+        self.num_committed[row] = min(self.num_committed[row], num_columns * self.block_tokens)
+
+    def lack(self, rows: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> Lack | None:
+        """Return what rows[i] (distinct) lack to hold num_tokens[i] tokens; None for nothing."""
+        places = (num_tokens > self.capacity[rows]).nonzero()[0]
+        if len(places) == 0:
+            return None
+        short = rows[places]
+        held = self.num_columns[short]
+        wanted = -(-num_tokens[places] // self.block_tokens)
+        if self.names_all:  # else nothing can be damaged, and `check` would see it
+            self._check_rows(short, wanted)
+        return Lack(short, held, wanted, int((wanted - held).sum()))
+
+    def count(self, lack: Lack) -> None:
+        """Add the columns that were lacking, without their ids."""
+        rows = lack.rows.astype(np.intp)
+        self.num_columns[rows] = lack.wanted
+        self.capacity[rows] = lack.wanted * self.block_tokens
+
+    def name(self, row: int, columns: NDArray[np.int32]) -> None:
+        """Give the next columns of `row` these ids (int32 [n])."""
+        start = int(self.num_named[row])
+        end = start + len(columns)
+        self.columns[row, start:end] = columns
+        self.num_named[row] = end
+
+    def growth(self, lack: Lack) -> Growth:
+        """Return the table entries to be filled."""
+        short, held, wanted, total = lack
+        if total == len(short):  # one column each, as in most decode steps
+            return Growth(short, held)
+        extra = wanted - held
+        end = extra.cumsum()
+        # The entries of one row are held, held + 1, ...; the repeated term restarts the count.
+        positions = np.arange(end[-1]) + (held - end + extra).repeat(extra)
+        return Growth(short.repeat(extra), positions.astype(np.int32))
+
+    def append(self, lack: Lack, growth: Growth, columns: NDArray[np.int32]) -> None:
+        """Fill the entries of `growth` with `columns` (int32 [len(growth)])."""
+        self.columns[growth.rows, growth.positions] = columns
+        self.count(lack)
+
+    def advance(self, row: int, count: int) -> slice:
+        """Mark the next `count` columns as computed; return where they are in the row's table."""
+        self.version += 1
+        start = int(self.num_committed[row]) // self.block_tokens
+        end = start + count
+        assert end <= self.num_columns[row], f"row {row} commits columns it does not hold"
+        self.num_committed[row] = end * self.block_tokens
+        return slice(start, end)
+
+    def _check_rows(self, rows: NDArray[np.int32], wanted: NDArray[np.int32]) -> None:
+        assert np.count_nonzero(self.owners[rows]) == len(rows), "a row grows that is not open"
+        assert len(set(rows.tolist())) == len(rows), "a row is named twice"
+        assert max(wanted.tolist()) <= self.max_columns, "more tokens than max_model_len"
+
+    def entries(self, rows: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return all entries of `rows` that have ids: rows and positions, int32 [n] each."""
+        counts = self.num_named[rows]
+        filled = np.arange(self.max_columns, dtype=np.int32) < counts[:, None]
+        positions = np.nonzero(filled)[1].astype(np.int32)
+        return np.repeat(rows, counts), positions
+
+    def check(self) -> None:
+        """Raise AssertionError where counts of a row contradict each other."""
+        assert (self.capacity == self.num_columns * self.block_tokens).all(), "capacity is off"
+        assert (self.num_committed <= self.capacity).all(), "more committed than held"
+        assert (self.num_columns <= self.max_columns).all(), "more tokens than max_model_len"
+        assert (self.num_named <= self.num_columns).all(), "more ids than columns"
+        assert not self.num_columns[self.owners == 0].any(), "a closed row holds columns"

@@ -1,0 +1,1 @@
+"""Reading of a plan: loads, headroom, idle GPUs, explanations, errors, differences."""

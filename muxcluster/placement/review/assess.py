@@ -1,0 +1,175 @@
+"""Assessment of a plan's units: load, bottleneck, memory, latencies and margins."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muxcluster.placement.estimator import (
+    Estimator,
+    Latency,
+    Quantiles,
+    Tenant,
+    UnitEstimate,
+    node_of,
+    offers_of,
+)
+from muxcluster.placement.memory import block_bytes, weight_bytes
+from muxcluster.placement.plan import Plan, PlannedUnit
+from muxcluster.placement.problem import Demand, Problem
+
+_CLEARLY = 1.25  # times as many tokens/s, from which on the batch counts as the limit
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """One model on one unit."""
+
+    name: str
+    offered: float  # offered, served: requests/s
+    served: float
+    share: float  # served / offered, the paper's normalised R
+    batch: float  # mean sequences in decode
+    max_batch: int  # most sequences that its quota holds
+    quota_blocks: int
+    prefill_share: float
+    decode_share: float
+    ttft_s: Quantiles  # ttft_s, tpot_s: predicted
+    tpot_s: Quantiles
+    # ttft_margin, tpot_margin: target / predicted 95th percentile - 1, None without a target
+    ttft_margin: float | None
+    tpot_margin: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnitReport:
+    """One unit.
+
+    Bytes are over all GPUs of the mesh.
+    """
+
+    id: str
+    node: str
+    gpu: str
+    tp: int
+    load: float  # of its fullest resource if all offered requests were served, 1 = full
+    limit: str  # that resource if not all is served, else ""
+    shared: bool  # whether prefill and decode run side by side
+    # prefill, sms, bandwidth: load of the prefill lane, the SMs' time and the memory bandwidth at
+    # the served rates
+    prefill: float
+    sms: float
+    bandwidth: float
+    weight_bytes: int
+    kv_bytes: int
+    memory_bytes: int
+    models: tuple[ModelReport, ...]
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes left by weights and KV for activations, tables and contexts."""
+        return self.memory_bytes - self.weight_bytes - self.kv_bytes
+
+
+def assess(problem: Problem, plan: Plan) -> tuple[UnitReport, ...]:
+    """Return a report of each unit, in the order of the plan.
+
+    The rate of a model with replicas is split in proportion to the plan's throughputs. Raises
+    ValueError for a model, node or kind of mesh that the problem does not have, or that cannot hold
+    its models.
+    """
+    estimator = Estimator(problem)
+    return tuple(_report(estimator, unit, plan) for unit in plan.units)
+
+
+def _report(estimator: Estimator, unit: PlannedUnit, plan: Plan) -> UnitReport:
+    problem = estimator.problem
+    node = node_of(problem, unit)
+    offers = offers_of(problem, plan, unit)
+    found = estimator.unit(node.gpu, unit.tp, offers)
+    if found is None:
+        raise ValueError(f"unit {unit.id}: {estimator.refusal(node.gpu, unit.tp, offers)}")
+    demands = [each.cost.demand for each in found.tenants]
+    loads = found.loads
+    return UnitReport(
+        id=unit.id,
+        node=unit.node,
+        gpu=node.gpu.name,
+        tp=unit.tp,
+        load=found.load,
+        limit=_limit(found),
+        shared=loads.shared,
+        prefill=_used(found, loads.prefill),
+        sms=_used(found, loads.sms),
+        bandwidth=_used(found, loads.bandwidth),
+        weight_bytes=sum(weight_bytes(demand) for demand in demands),
+        kv_bytes=found.kv_blocks * block_bytes(demands, problem.limits),
+        memory_bytes=unit.tp * node.gpu.memory_bytes,
+        models=_models(found),
+    )
+
+
+def _used(found: UnitEstimate, part: Sequence[float]) -> float:
+    return sum(load * share for load, share in zip(part, found.served, strict=True))
+
+
+def _limit(found: UnitEstimate) -> str:
+    if min(found.served) >= 1 - 1e-9:
+        return ""
+    return fullest(found) if found.load > 1 else "latency target"
+
+
+def fullest(found: UnitEstimate) -> str:
+    """Name the resource that the offered rates fill most.
+
+    Where larger batches would serve clearly more, that is what limits the batch of the model that
+    is served least: its rows or its KV.
+    """
+    least = min(range(len(found.served)), key=found.served.__getitem__)
+    tenant = found.tenants[least]
+    if found.served[least] < 1 - 1e-9 and _gains_by_rows(tenant, found.loads.decode_shares[least]):
+        return f"{_rows_text(tenant, found.quotas[least])} of {tenant.cost.demand.name}"
+    resources = {name: sum(part) for name, part in found.loads.resources.items()}
+    for tenant, lane in zip(found.tenants, found.loads.lanes, strict=True):
+        resources[f"decode lane of {tenant.cost.demand.name}"] = lane
+    return max(resources, key=lambda name: resources[name])
+
+
+def _gains_by_rows(tenant: Tenant, share: float) -> bool:
+    """Return whether twice the rows would decode more tokens/s."""
+    now = tenant.cost.step_s(tenant.batch, share)
+    return tenant.cost.step_s(2 * tenant.batch, share) < 2 * now / _CLEARLY
+
+
+def _rows_text(tenant: Tenant, quota: int) -> str:
+    cost = tenant.cost
+    if quota // cost.sequence_blocks < cost.max_rows:
+        return f"KV for {quota // cost.sequence_blocks} sequences"
+    by_seqs = cost.max_rows == cost.demand.max_seqs
+    return f"{cost.max_rows} rows ({'max_seqs' if by_seqs else 'max_decode_rows'})"
+
+
+def _models(found: UnitEstimate) -> tuple[ModelReport, ...]:
+    return tuple(_model(found, position, late) for position, late in enumerate(found.latencies()))
+
+
+def _model(found: UnitEstimate, position: int, late: Latency) -> ModelReport:
+    tenant, share = found.tenants[position], found.served[position]
+    demand: Demand = tenant.cost.demand
+    return ModelReport(
+        name=demand.name,
+        offered=tenant.rate,
+        served=tenant.rate * share,
+        share=share,
+        batch=late.batch,
+        max_batch=int(tenant.rows),
+        quota_blocks=found.quotas[position],
+        prefill_share=found.loads.prefill_share,
+        decode_share=found.loads.decode_shares[position],
+        ttft_s=late.ttft_s,
+        tpot_s=late.tpot_s,
+        ttft_margin=_margin(demand.ttft_s, late.ttft_s.high),
+        tpot_margin=_margin(demand.tpot_s, late.tpot_s.high),
+    )
+
+
+def _margin(target_s: float | None, predicted_s: float) -> float | None:
+    return None if target_s is None else target_s / predicted_s - 1

@@ -1,1 +1,0 @@
-"""What failed jobs change: who is suspected, how suspects run, who ends."""

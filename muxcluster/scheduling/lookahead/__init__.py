@@ -1,1 +1,0 @@
-"""Jobs launched or simulated before the ones they follow have ended."""
