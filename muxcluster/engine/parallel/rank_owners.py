@@ -1,14 +1,11 @@
 """The unit's ends of the memory owners of all ranks."""
 
 import os
-import shutil
-import time
 
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.parallel.rank_link import RankLost
-from muxcluster.engine.parallel.team import load_together, meeting_folder
-from muxcluster.engine.processes.child_process import STOP_GRACE_S
+from muxcluster.engine.parallel.team import load_together, meeting_folder, stop_together
 from muxcluster.engine.processes.liveness import Patience
 from muxcluster.engine.processes.owner_link import ONE_THREAD, OwnerLink
 
@@ -40,14 +37,14 @@ class RankOwnerLink:
         return self._owner.control.fileno()
 
     def load(self, spec: UnitSpec) -> None:
-        """As `LoadingRank.load`."""
+        """As `RankProcess.load`."""
         try:
             self._owner.begin_load(spec)
         except OSError as error:
             raise RankLost(f"rank {self.rank} died") from error
 
     def loaded(self, spec: UnitSpec) -> None:
-        """As `LoadingRank.loaded`."""
+        """As `RankProcess.loaded`."""
         self._owner.loaded(spec)
 
     def fork(self, worker_id: int) -> tuple[FrameSocket, int]:
@@ -103,10 +100,5 @@ class RankOwners:
             link.kill()
 
     def stop(self) -> None:
-        """Let the owners end themselves, kill those that do not, and reap them."""
-        for link in self.links:
-            link.close()
-        deadline_s = time.monotonic() + STOP_GRACE_S
-        for link in self.links:
-            link.reap(max(0.0, deadline_s - time.monotonic()))
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """As `stop_together`."""
+        stop_together(self.links, self._folder)

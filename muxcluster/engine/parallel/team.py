@@ -24,8 +24,8 @@ def meeting_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="muxcluster-ranks-", dir=within))
 
 
-class LoadingRank(Protocol):
-    """A process that loads one rank's part of the models."""
+class RankProcess(Protocol):
+    """The process that loads one rank's part of the models."""
 
     @property
     def pid(self) -> int: ...
@@ -42,8 +42,16 @@ class LoadingRank(Protocol):
         """Take its answer. Raises LoadError, EngineFailure."""
         ...
 
+    def close(self) -> None:
+        """Let it end by itself; `reap` must follow."""
+        ...
 
-def load_together(links: Sequence[LoadingRank], spec: UnitSpec, patience: Patience) -> None:
+    def reap(self, grace_s: float) -> object:
+        """Wait for its end; kill it after `grace_s` seconds."""
+        ...
+
+
+def load_together(links: Sequence[RankProcess], spec: UnitSpec, patience: Patience) -> None:
     """Let every rank load its part, all at a time; block until all have.
 
     Raises LoadError with the message of the first that cannot, EngineFailure if a rank died, hung,
@@ -66,6 +74,19 @@ def load_together(links: Sequence[LoadingRank], spec: UnitSpec, patience: Patien
                 pulse.beat(is_busy=True)
             if all(pulse.is_silent for pulse in pulses):
                 raise EngineFailure(f"the ranks of {spec.unit_id} hung while loading")
+
+
+def stop_together(links: Sequence[RankProcess], folder: Path) -> None:
+    """Let the ranks end themselves, kill those that do not, and reap them; delete `folder`.
+
+    folder: where they meet. Idempotent.
+    """
+    for link in links:
+        link.close()
+    deadline_s = time.monotonic() + STOP_GRACE_S
+    for link in links:
+        link.reap(max(0.0, deadline_s - time.monotonic()))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class RankTeam:
@@ -111,10 +132,5 @@ class RankTeam:
             link.kill()
 
     def stop(self) -> None:
-        """Let the ranks end themselves, kill those that do not, and reap them. Idempotent."""
-        for link in self.links:
-            link.close()
-        deadline_s = time.monotonic() + STOP_GRACE_S
-        for link in self.links:
-            link.reap(max(0.0, deadline_s - time.monotonic()))
-        shutil.rmtree(self._directory, ignore_errors=True)
+        """As `stop_together`."""
+        stop_together(self.links, self._directory)
