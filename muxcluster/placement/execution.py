@@ -18,6 +18,10 @@ _ONE_WORKER = (WorkerSpec(0, (1.0,)),)
 _PREFILL_SHARES = (0.3, 0.5, 1.0)
 _DECODE_SHARES = (0.3, 0.5, 0.7, 1.0)
 _MOST_DECODES = 2  # decode workers of a GPU, for the same reason
+# Over several GPUs jobs that run side by side must have no SM in common: a collective that waited
+# for one that another holds would wait for ever. Green contexts keep two workers apart, one from
+# each end of the GPU (engine/gpu/green/parts.py).
+_MOST_DECODES_APART = 1
 _GPU_PARTITIONS = frozenset({"auto", "mps", "green", "none"})
 _CPU_PARTITIONS = frozenset({"auto", "threads", "none"})
 
@@ -111,8 +115,8 @@ def executions(
     """Return the ways in which a unit of `num_models` on `tp` GPUs can run; the planner chooses.
 
     The first one shares SMs where that is possible. A unit over several GPUs shares them by green
-    contexts alone: under MPS every rung would be a process with a communicator on each GPU, and
-    the GPUs of a mesh would need one daemon. A single model shares nothing unless a partition was
+    contexts alone: MPS limits how many SMs a process has, but not which, and every rung would be a
+    process with a communicator on each GPU. A single model shares nothing unless a partition was
     named: prompts beside its decodes would read the weights twice. Raises CannotRun where the named
     partition cannot be had.
     """
@@ -135,7 +139,7 @@ def executions(
     shared = Execution(
         lane,
         asked,
-        _gpu_workers(num_models),
+        _gpu_workers(num_models, _MOST_DECODES_APART if is_wide else _MOST_DECODES),
         policy.pipeline_depth or 2,
         may_unshare,
         num_ranks=tp,
@@ -217,12 +221,12 @@ def _on_cpu(gpu: Gpu, tp: int, num_models: int, policy: UnitPolicy) -> Execution
     return Execution(lane, "threads", workers, depth, may_unshare, num_ranks=tp)
 
 
-def _gpu_workers(num_models: int) -> tuple[WorkerSpec, ...]:
+def _gpu_workers(num_models: int, most_decodes: int) -> tuple[WorkerSpec, ...]:
     """Return one worker for prefills (and mixed jobs without sharing), others for decodes."""
     prefill = WorkerSpec(0, _PREFILL_SHARES, frozenset({Phase.PREFILL, Phase.MIXED}))
     decodes = (
         WorkerSpec(1 + index, _DECODE_SHARES, frozenset({Phase.DECODE}))
-        for index in range(min(num_models, _MOST_DECODES))
+        for index in range(min(num_models, most_decodes))
     )
     return (prefill, *decodes)
 

@@ -34,12 +34,12 @@ def cores(number: int) -> Gpu:
     [
         # (lane, partition, workers, depth, unproven) of each way, the first one shared if any is
         (A100, 1, 2, {}, [("adbs", "auto", 3, 2, False), ("mixed", "none", 1, 2, False)]),
-        (A100, 2, 2, {}, [("adbs", "auto", 3, 2, True), ("mixed", "none", 1, 1, False)]),
-        (A100, 4, 5, {}, [("adbs", "auto", 3, 2, True), ("mixed", "none", 1, 1, False)]),
+        (A100, 2, 2, {}, [("adbs", "auto", 2, 2, True), ("mixed", "none", 1, 1, False)]),
+        (A100, 4, 5, {}, [("adbs", "auto", 2, 2, True), ("mixed", "none", 1, 1, False)]),
         (A100, 2, 1, {}, [("mixed", "none", 1, 1, False)]),
         (A100, 2, 1, {"partition": "green"}, [("adbs", "green", 2, 2, True)]),
         (A100, 2, 3, {"partition": "none"}, [("mixed", "none", 1, 1, False)]),
-        (A100, 2, 3, {"scheduler": ALWAYS}, [("adbs", "auto", 3, 2, True)]),
+        (A100, 2, 3, {"scheduler": ALWAYS}, [("adbs", "auto", 2, 2, True)]),
         (
             A100,
             2,
@@ -52,7 +52,7 @@ def cores(number: int) -> Gpu:
             2,
             2,
             {"scheduler": SchedulerSpec(lane="round-robin")},
-            [("round-robin", "auto", 3, 2, True)],
+            [("round-robin", "auto", 2, 2, True)],
         ),
         (
             A100,
@@ -99,8 +99,8 @@ def test_a_wide_unit_has_one_context_and_a_communicator_a_worker() -> None:
     assert narrow.num_contexts == 1 + 3 + 4 + 4
     assert wide.num_contexts == 1
     alone = executions(A100, 2, 2)[1]
-    per_gpu = (usable_bytes(A100, 2, alone) - usable_bytes(A100, 2, wide)) / 2
-    assert per_gpu == 2 * GIB // 4
+    per_gpu = (usable_bytes(A100, 2, alone) - usable_bytes(A100, 2, wide)) // 2
+    assert per_gpu == GIB // 4
 
 
 def demand(name: str, shape: str, rate: float) -> Demand:

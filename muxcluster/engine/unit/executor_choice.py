@@ -6,6 +6,7 @@ from muxcluster.engine.executor import Executor
 from muxcluster.engine.unit.partition_choice import settle_partition
 
 _ON_CPU = frozenset({"threads", "none"})
+_MOST_APART = 2  # workers of a rank whose green contexts have no SM in common
 _ON_GPU = frozenset({"mps", "green", "none"})
 
 
@@ -70,6 +71,9 @@ def _check_ranks(spec: UnitSpec) -> None:
         raise ConfigError(spec.unit_id, "partition", message)
     if spec.partition == "none" and len(spec.workers) > 1:
         message = f"{len(spec.workers)} workers of {spec.tp} ranks need a partition of their own"
+        raise ConfigError(spec.unit_id, "workers", message)
+    if spec.partition == "green" and len(spec.workers) > _MOST_APART:
+        message = f"{spec.tp} ranks keep the SMs of {_MOST_APART} workers apart, not of more"
         raise ConfigError(spec.unit_id, "workers", message)
     if len(set(spec.rank_devices)) != spec.tp and spec.device != "cpu":
         message = f"{spec.tp} ranks need as many GPUs: {', '.join(spec.rank_devices) or 'none'}"

@@ -33,7 +33,7 @@ class Stuck(Exception):
 
 def drawn_unit(draw: random.Random) -> UnitSpec:
     models = mixed_models()[: draw.randint(1, 3)]
-    on_gpus = executions(GPUS["A100-80GB"], 2, draw.randint(2, 3))[0].workers
+    on_gpus = executions(GPUS["A100-80GB"], draw.choice((1, 2)), draw.randint(2, 3))[0].workers
     on_cpus = tuple(WorkerSpec(worker_id, (0.5, 1.0)) for worker_id in (0, 1))
     lane = draw.choice(("adbs", "adbs", "adbs", "round-robin"))
     is_hybrid = draw.random() < 0.3

@@ -35,6 +35,8 @@ from tests.engine.units import (
 from tests.models import model_spec
 from tests.oracles import GreedyOracle
 
+THREE = tuple(WorkerSpec(worker_id, (0.3,)) for worker_id in range(3))
+
 pytestmark = pytest.mark.timeout(scaled(300, 8))  # outputs are as many times longer
 
 LONGEST, NUM_TOKENS = scaled(50, 8), scaled(24, 8)
@@ -195,6 +197,10 @@ def test_one_rank_that_cannot_load_ends_the_others(
     ("fields", "says"),
     [
         ({"partition": "none"}, "unit-0: workers: 2 workers of 2 ranks need a partition"),
+        (
+            {"partition": "green", "device": "cuda:0", "workers": THREE},
+            "unit-0: workers: 2 ranks keep the SMs of 2 workers apart",
+        ),
         (
             {"partition": "mps", "device": "cuda:0", "rank_devices": ("cuda:0", "cuda:1")},
             "unit-0: partition: a unit of 2 ranks shares SMs by green contexts",
