@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 
 from muxcluster.cli.server.launch import Prepared, free_address, serving, url_of
 from muxcluster.cluster.ingress.serve_app import ingresses_of
-from muxcluster.cluster.state.desired import desired_of
+from muxcluster.cluster.state.fitting import desired_of
 from muxcluster.config import load_config
 from muxcluster.config.planning import nodes_of
 from muxcluster.demo.models import build_model

@@ -51,6 +51,7 @@ class FakeRanks:
         self._said: dict[tuple[int, int], deque[tuple[int, Done]]] = {}
         self._speeds = [draw.choice((1.0, 1.0, 0.1, 0.01)) for _ in range(num_ranks)]
         self.most_held = 0.0
+        self.most_together = 0  # workers that run on a rank at a time
         self.num_waits_for_sms = 0
 
     def send(self, job: Job) -> None:
@@ -95,8 +96,11 @@ class FakeRanks:
             self.num_waits_for_sms += 1
 
     def _held(self, rank: int) -> float:
-        running = (place.running for place in self.places.values() if place.rank == rank)
-        return sum(job.share for job in running if job is not None)
+        return sum(job.share for job in self._running(rank))
+
+    def _running(self, rank: int) -> list[Job]:
+        places = (place for place in self.places.values() if place.rank == rank)
+        return [place.running for place in places if place.running is not None]
 
     def _has_room(self, place: Place) -> bool:
         return self._held(place.rank) + place.waiting[0].share <= 1.0 + EPSILON
@@ -106,6 +110,7 @@ class FakeRanks:
         place.begun.append(job.job_id)
         place.num_left = random.Random(job.job_id).randint(0, MOST_COLLECTIVES)
         self.most_held = max(self.most_held, self._held(place.rank))
+        self.most_together = max(self.most_together, len(self._running(place.rank)))
 
     def _enter(self, place: Place) -> None:
         """Enter the next collective; it ends if the worker is in it on all ranks."""
