@@ -15,8 +15,8 @@ from openai import AsyncOpenAI
 from muxcluster.cli.server.launch import Prepared, free_address, serving, url_of
 from muxcluster.cluster.ingress.serve_app import ingresses_of
 from muxcluster.cluster.state.fitting import desired_of
-from muxcluster.config import load_config
-from muxcluster.config.planning import nodes_of
+from muxcluster.config.load import load_config
+from muxcluster.config.planner_input import nodes_of
 from muxcluster.demo.models import build_model
 from muxcluster.placement.plan import Plan, PlannedModel, PlannedUnit
 from tests.cluster.conftest import _descendants
