@@ -14,7 +14,7 @@ LEASE_STAMP := $(LEASE_VENV)/.installed
 LEASE_TESTS := tests/engine/forward tests/engine/load tests/engine/decoders tests/engine/steps \
 	tests/engine/memory tests/engine/gpu
 
-.PHONY: install demo test test-kernels test-blocks test-slow test-cluster test-lease-versions check lint clean
+.PHONY: install demo test test-kernels test-blocks test-slow test-cluster test-lease-versions check lint docs docs-generated clean
 
 install: $(STAMP)
 
@@ -90,5 +90,19 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+DOCS_STAMP := $(VENV)/.docs-installed
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	touch $@
+
+# The documentation as HTML in docs/_build; every warning is an error.
+docs: $(DOCS_STAMP)
+	$(BIN)/python -m docs.generate --check
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
+
+# Pages, drawings and blocks that quote the code or a record of bench/results: write them again.
+docs-generated: install
+	$(BIN)/python -m docs.generate
+
 clean:
-	rm -rf $(VENV) $(LEASE_VENV) .demo build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LEASE_VENV) .demo build docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

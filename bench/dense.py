@@ -63,12 +63,12 @@ from bench.rebatching.record import (
     curves_of,
     rows_of,
 )
+from bench.rebatching.scaling import BatonScaling
 from bench.rebatching.trace import Trace, watched
 from muxcluster.core.padded import RowBytes
 from muxcluster.demo.models import build_model
 from muxcluster.engine.dense.model import DenseModel
 from muxcluster.engine.load.packing_cpu import pack_linears
-from muxcluster.scheduling.state.batch_scaling import BatchScaling
 
 SHAPE = {
     "vocab_size": 4000,
@@ -177,7 +177,7 @@ class Runner:
         limit, rows = UNLIMITED, batch
         if method == SCALED:
             limit, rows = found.runs[STATIC][0].trace.peak_bytes, len(queries)
-        scaling = BatchScaling(self._row_bytes, limit, rows)
+        scaling = BatonScaling(self._row_bytes, limit, rows)
         model, raw = (self._packed, self._fast) if method == PACKED else (self._model, self._plain)
         baton = Baton(model, scaling, ahead=None if method == BATON else batch)
         done = self._noted(raw, queries, lambda trace: baton.run(queries, trace))

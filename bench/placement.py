@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.harness import Bench, Claim, make_parser
 from bench.planning.cases import LARGE_FLEET, SMALL_FLEET, Point, fleet, points
 from bench.planning.plot import draw
+from bench.planning.verify import violations
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import Method, place
 from muxcluster.placement.problem import Problem
-from muxcluster.placement.review.verify import violations
 
 Row = TypeVar("Row", "Compat", "Own", "Scale")
 EXACT_UP_TO = 16  # GPUs; on larger points the bound alone is claimed

@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from bench.harness import Bench, Claim, make_parser
+from bench.offline.baselines.batchllm import plan_batch
 from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.offline.blend.lengths import estimate_lengths, sample_places
 from muxcluster.offline.blend.plan import plan_blend
 from muxcluster.offline.blend.resources import resource_model
-from muxcluster.offline.order.batchllm import plan_batch
 from muxcluster.offline.prefix.prompts import flat_prompts
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.shapes.known import shape_named

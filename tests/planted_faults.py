@@ -139,7 +139,7 @@ FAULTS = (
         "placement/cost/roofline.py",
         "sent = 2 * (1 - 1 / work.tp)",
         "sent = (1 - 1 / work.tp)",
-        "tests/placement/test_cost.py",
+        "tests/placement/cost/test_cost.py",
     ),
     Fault(
         "jobs side by side do not slow one another",
@@ -154,5 +154,26 @@ FAULTS = (
         "        os.ftruncate(handle, offset)\n        raise",
         "        raise",
         "tests/batch",
+    ),
+    Fault(
+        "every rank has the first rank's KV heads",
+        "placement/shapes/division.py",
+        "return tuple((rank * mine + place * served) // group for place in range(here))",
+        "return tuple((place * served) // group for place in range(here))",
+        "tests/placement/test_division.py",
+    ),
+    Fault(
+        "the ranks do not add what their experts make",
+        "engine/load/division/layers.py",
+        "return self._group.all_reduce(self.part(*inputs).contiguous())",
+        "return self.part(*inputs).contiguous()",
+        "tests/engine/parallel/test_division.py",
+    ),
+    Fault(
+        "the blocks of one GPU count for the whole mesh",
+        "placement/memory.py",
+        "return tp * column.num_blocks(num_tokens)",
+        "return column.num_blocks(num_tokens)",
+        "tests/placement/test_division.py",
     ),
 )

@@ -19,6 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import numpy as np
 
 from bench.harness import Bench, Claim, make_parser
+from bench.offline.baselines.lifetimes import prefix_lifetimes
+from bench.offline.baselines.lru import lru_saved_tokens
+from bench.offline.baselines.maximize_reuse import maximize_reuse
 from bench.offline.prefix_groups.cases import CASE_1, QUICK, REQUESTS
 from bench.offline.prefix_groups.unit import (
     BATCHLLM,
@@ -30,9 +33,6 @@ from bench.offline.prefix_groups.unit import (
 )
 from bench.traces.servegen_offline import read_servegen_offline
 from muxcluster.offline.choice import Unplanned
-from muxcluster.offline.order.lifetimes import prefix_lifetimes
-from muxcluster.offline.order.lru import lru_saved_tokens
-from muxcluster.offline.order.maximize_reuse import maximize_reuse
 from muxcluster.offline.order.one_level import best_prefixes
 from muxcluster.offline.prefix.groups import group_by_prefix, order_by_decoding
 from muxcluster.offline.prefix.prompts import Prompts, block_prompts, flat_prompts, token_prompts

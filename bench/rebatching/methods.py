@@ -11,13 +11,13 @@ from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from bench.rebatching.queries import Query
+from bench.rebatching.scaling import BatonScaling
 from bench.rebatching.trace import Trace
 from muxcluster.core.padded import RowBytes
 from muxcluster.engine.dense.batch import KeptRow
 from muxcluster.engine.dense.forward import Foreign
 from muxcluster.engine.dense.model import DenseModel
 from muxcluster.engine.dense.prefill import Prefilled, prefill
-from muxcluster.scheduling.state.batch_scaling import BatchScaling
 
 PAD = 2
 
@@ -101,7 +101,7 @@ class Baton:
     prompts are shaped in, and prefilled in a forward of the batch.
     """
 
-    def __init__(self, model: DenseModel, scaling: BatchScaling, *, ahead: int | None) -> None:
+    def __init__(self, model: DenseModel, scaling: BatonScaling, *, ahead: int | None) -> None:
         self._model = model
         self._scaling = scaling
         self._ahead = ahead

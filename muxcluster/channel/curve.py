@@ -19,7 +19,6 @@ KEEPALIVE_IDLE_S = 10
 
 
 def new_keys() -> KeyPair:
-    """Return a new CURVE key pair."""
     public, secret = zmq.curve_keypair()
     return KeyPair(public, secret)
 

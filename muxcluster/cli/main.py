@@ -44,7 +44,8 @@ _FOLDERS = {"batch": "batch."}
 
 # Raised by typer for a wrong command line; it has no public name.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
-_BAD_INPUT = (ConfigError, InfeasiblePlan, LoadError)
+# These end a command with exit code 2, every other error with 1.
+BAD_INPUT = (ConfigError, InfeasiblePlan, LoadError)
 # Extras by module; all other modules that the base install lacks are in `serve`.
 _EXTRAS = {"matplotlib": "plot", "triton": "gpu"}
 
@@ -60,7 +61,7 @@ def run(arguments: list[str]) -> int:
         code = _app(arguments)(args=arguments, prog_name="muxcluster", standalone_mode=False)
     except _USAGE_ERROR as error:
         return _fail(error.format_message(), 2)
-    except _BAD_INPUT as error:
+    except BAD_INPUT as error:
         return _fail(str(error), 2)
     except MuxClusterError as error:
         return _fail(str(error), 1)

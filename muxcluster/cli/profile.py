@@ -31,6 +31,7 @@ from muxcluster.cli.profile_pairs import measured_pairs, points_of, show_pairs
 from muxcluster.cli.signals import Stopped, stoppable
 from muxcluster.config.load import Config, load_config
 from muxcluster.core.errors import ConfigError
+from muxcluster.core.putting import put
 from muxcluster.engine.profile.grid import Grid, Point, fits
 from muxcluster.engine.profile.model import measure
 from muxcluster.placement.cost import Cost, Pair, Profile, ProfiledModel, cost_for
@@ -263,7 +264,7 @@ def _write(measured: Profile, out: Path) -> None:
     part = out.with_name(f"{out.name}.{os.getpid()}.part")
     try:
         part.write_text(measured.to_json(indent=2) + "\n", encoding="utf-8")
-        part.replace(out)
+        put(part, out)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise _unwritable(out, error.strerror) from error

@@ -30,6 +30,7 @@ COLUMNS = MappingProxyType(
     }
 )
 COMING = ("starting", "loading")  # phases of a unit that is starting
+_PARTS = {"healthy", "nodes", "units", "rates", "missing_units", "unplaced"}  # of a server's state
 
 
 def status(
@@ -64,11 +65,14 @@ def _through_http(url: str, api_key: str | None) -> dict[str, Any]:
     request = urllib.request.Request(f"{url.rstrip('/')}/status", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            state: dict[str, Any] = json.load(answer)
+            state = json.load(answer)
     except urllib.error.HTTPError as error:
         raise Unavailable(f"{url} answers {error.code} {error.reason}") from error
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-        raise Unavailable(f"no muxcluster server answers at {url}: {error}") from error
+        reason = getattr(error, "reason", error)
+        raise Unavailable(f"no muxcluster server answers at {url}: {reason}") from error
+    if not isinstance(state, dict) or not state.keys() >= _PARTS:
+        raise Unavailable(f"no muxcluster server answers at {url}, but another one")
     return state
 
 

@@ -47,11 +47,14 @@ class EmbeddedRay:
     """
 
     def __init__(self, proxy: HttpAddress | None, num_cpus: float, num_gpus: float) -> None:
-        """Start Ray and Serve; if that raises, nothing is left running.
+        """Start Ray and Serve; if that raises, nothing is left running. Raises EngineFailure.
 
         proxy: address of Serve's own proxy; None starts no proxy (the ingress listens itself).
         """
-        self.folder = ServerFolder()
+        try:
+            self.folder = ServerFolder()
+        except OSError as error:
+            raise EngineFailure(f"no folder can be made for this server: {error}") from error
         try:
             _start(proxy, num_cpus, num_gpus, self.folder)
         except BaseException:
@@ -111,17 +114,20 @@ def _start(
     # Serve warns if a busy replica answers late, then retries; `ask` reports failures.
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with _signals_held(), on_loopback():
-        ray.init(
-            address="local",
-            namespace=NAMESPACE,
-            num_cpus=num_cpus,
-            num_gpus=num_gpus or None,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=OBJECT_STORE_BYTES,
-            _temp_dir=str(folder.ray),
-        )
+        try:
+            ray.init(
+                address="local",
+                namespace=NAMESPACE,
+                num_cpus=num_cpus,
+                num_gpus=num_gpus or None,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _temp_dir=str(folder.ray),
+            )
+        except Exception as error:  # Ray raises a plain one where its processes start too slowly
+            raise EngineFailure(f"Ray does not start: {error}") from error
     keep_token_private()
     serve.start(
         http_options=_http_options(proxy),

@@ -7,6 +7,7 @@ from typing import Any
 
 from muxcluster.core.errors import LoadError
 from muxcluster.core.inputs.json_file import read_json_object
+from muxcluster.placement.shapes.families import undivided, undivided_shape
 from muxcluster.placement.shapes.known import shape_named
 from muxcluster.placement.shapes.shape import ModelShape, ShapeError
 
@@ -21,6 +22,7 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...]
     dtype: str  # of its stored weights, "float32" if config.json does not say
     max_context: int  # most tokens of a sequence
+    undivided: str = ""  # why it cannot be divided over GPUs, "" if it can, sizes aside
 
 
 def read_facts(directory: Path) -> ModelFacts:
@@ -43,13 +45,13 @@ def read_facts(directory: Path) -> ModelFacts:
     if end is None:
         file, end = directory / "config.json", text.get("eos_token_id")
     dtype = text.get("dtype") or text.get("torch_dtype") or "float32"
-    return ModelFacts(shape, _ids(end, file), str(dtype), max_context)
+    return ModelFacts(shape, _ids(end, file), str(dtype), max_context, undivided(config))
 
 
 def known_facts(name: str) -> ModelFacts:
     """Return the facts of a well-known shape. Raises ShapeError with the nearest names."""
     shape = shape_named(name)
-    return ModelFacts(shape, (), "bfloat16", shape.max_position)
+    return ModelFacts(shape, (), "bfloat16", shape.max_position, undivided_shape(name))
 
 
 def _max_context(text: Mapping[str, Any], longest: int) -> int:

@@ -128,6 +128,7 @@ def _node(section: NodeSection) -> Node:
 
 def _demand(model: ConfiguredModel, dtype: str) -> Demand:
     section = model.section
+    is_dense = section.backend == "dense"
     # defaults of a model with a short context; given lengths have been checked (config.load)
     part = min(1.0, model.max_model_len / (section.prompt_tokens + section.output_tokens))
     return Demand(
@@ -142,6 +143,7 @@ def _demand(model: ConfiguredModel, dtype: str) -> Demand:
         weight=section.weight,
         ttft_s=None if section.slo is None else section.slo.ttft,
         tpot_s=None if section.slo is None else section.slo.tpot,
+        undivided="it runs on the dense backend" if is_dense else model.facts.undivided,
     )
 
 

@@ -1,4 +1,4 @@
-"""The keys of muxcluster.yaml, their types, ranges and defaults (DESIGN.md §8)."""
+"""The keys of muxcluster.yaml, their types, ranges and defaults (design.md §8)."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -40,41 +40,59 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class Section(BaseModel):
-    """A frozen, strict section (no text for numbers) without unknown keys."""
+    """A frozen, strict section (no text for numbers) without unknown keys.
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    The text below a field is its description in docs/reference/config.md.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True
+    )
 
 
 class SloSection(Section):
-    """Latency targets in seconds: first token, each further token."""
+    """Latency targets in seconds."""
 
     ttft: Positive
+    """Arrival to first token."""
     tpot: Positive
+    """Mean time of each further token."""
 
 
 class ModelSection(Section):
     """One model."""
 
     name: Name
-    # Hugging Face directory, relative to the file; or shape, to plan without it
+    """The OpenAI model id."""
     path: PathText | None = None
+    """Hugging Face directory, relative to the file. Give this or `shape`."""
     shape: str | None = None
-    rate: Amount = 1.0  # expected requests/s
-    weight: Amount = 1.0  # worth of a request if policy.objective is "weighted"
-    prompt_tokens: Tokens = 161.0  # prompt_tokens, output_tokens: their mean lengths
+    """A known shape such as `llama-2-7b`, to plan and to simulate without weights."""
+    rate: Amount = 1.0
+    """Expected requests/s. Start value of planner and quotas; the scheduler then measures."""
+    weight: Amount = 1.0
+    """Worth of a request if `policy.objective` is `weighted`."""
+    prompt_tokens: Tokens = 161.0
+    """Mean length of a prompt; start value, as `rate`."""
     output_tokens: Tokens = 338.0
+    """Mean length of an output; start value, as `rate`."""
     slo: SloSection | None = None
-    # "auto" is float32 on CPU and the model's own on GPUs
+    """Latency targets; a request may bring its own (`slo` in its body)."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    load_format: Literal["auto", "dummy"] = "auto"  # "dummy" makes random weights from `seed`
+    """`auto` is float32 on CPU and the model's own on GPUs."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """`dummy` makes random weights from `seed`."""
     seed: Seed = 0
-    max_model_len: Count | None = None  # longest prompt plus output, by default the model's own
-    max_seqs: Count = 64  # most sequences that hold KV at once
-    # "paged" (our attention in place of the model's), "dense" (the model's own attention and cache,
-    # any kind that transformers loads) or "auto": paged if the model allows it
+    """Of the weights of `load_format: dummy`."""
+    max_model_len: Count | None = None
+    """Longest prompt plus output; by default the model's own."""
+    max_seqs: Count = 64
+    """Most sequences that hold KV at once."""
     backend: Literal["auto", "paged", "dense"] = "auto"
-    # Code in the model's directory may run, with all rights of the server
+    """`paged` (our attention in place of the model's), `dense` (the model's own attention and
+    cache, any kind that transformers loads), `auto`: paged where the model allows it."""
     trust_remote_code: bool = False
+    """Code in the model's directory may run, with all rights of the server."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> "ModelSection":
@@ -84,13 +102,18 @@ class ModelSection(Section):
 
 
 class NodeSection(Section):
-    """A node with `gpus` equal GPUs of kind `gpu`; "cpu" is all cores of a machine, as one GPU."""
+    """A node with `gpus` equal GPUs of kind `gpu`."""
 
     name: Name
+    """Any name; plans and reports use it."""
     gpus: Annotated[int, Field(ge=1, le=1024)] = 1
+    """GPUs of the node."""
     gpu: str
-    cores: Count | None = None  # cores, memory_gb: of a cpu node; by default those of this machine
+    """Kind of GPU, such as `A100-80GB`, or `cpu`: all cores of a machine, as one GPU."""
+    cores: Count | None = None
+    """Of a cpu node; by default those of this machine."""
     memory_gb: Amount | None = None
+    """Of a cpu node; by default that of this machine."""
 
     @model_validator(mode="after")
     def _cpu_is_one(self) -> "NodeSection":
@@ -110,16 +133,17 @@ def _listed(value: object) -> object:
 
 
 class ClusterSection(Section):
-    """The hardware: listed nodes, or `auto` (None), the default: for `up` the nodes that Ray
-    reports, for other commands this machine's cores."""
+    """The hardware."""
 
     nodes: Annotated[list[NodeSection] | None, BeforeValidator(_listed)] = None
-    # "cpu" runs every unit on its node's cores while Ray still assigns the GPUs of the plan, to
-    # test a cluster whose GPUs are only declared (`ray start --num-gpus`)
+    """A list of nodes, or `auto` (the default): for `up` the nodes that Ray reports, for every
+    other command this machine's cores."""
     engine: Literal["auto", "cpu"] = "auto"
-    # Measurements that the planner predicts from, relative to the file: those of `muxcluster
-    # profile`, or the table that MuxServe publishes
+    """`cpu` runs every unit on its node's cores while Ray still assigns the GPUs of the plan, to
+    test a cluster whose GPUs are only declared (`ray start --num-gpus 8`)."""
     profiles: list[PathText] = []
+    """Measurements that the planner predicts from, relative to the file: those of `muxcluster
+    profile`, or the table that MuxServe publishes."""
 
     def listed(self) -> list[NodeSection]:
         """Return the nodes of the file; this machine if it lists none."""
@@ -129,92 +153,125 @@ class ClusterSection(Section):
 class PolicySection(Section):
     """Settings of placement and of the units."""
 
-    # Lane: which model runs when and where
     scheduler: Literal["adbs", "temporal", "round-robin", "mixed"] = "adbs"
-    # Sharing of the SMs under `adbs`: while it is measured to gain ("auto"), or "always"
+    """The lane: which model runs when, and on which SM share."""
     sharing: Literal["auto", "always"] = "auto"
-    # Which of its requests are in a job: by class, priority and arrival ("priority"), by arrival
-    # alone ("fcfs"), classes in turn ("round-robin"), or interactive ones by slack with batch ones
-    # beside them in the same KV blocks ("hybrid")
+    """Sharing of the SMs by concurrent jobs, with `adbs`: `auto` (as long as it is measured to
+    gain, else `mixed` jobs) or `always`."""
     packing: Literal["hybrid", "priority", "fcfs", "round-robin"] = "priority"
-    # How prefills and decodes run side by side: "threads" (of a cpu node: worker processes), "mps"
-    # (of a GPU: worker processes with a share of its multiprocessors each), "green" (the same with
-    # green contexts in one process), "none" (everything in the unit's process) or "auto"
+    """Which requests of a model are in a job: `hybrid` (interactive ones by their targets, batch
+    ones in the slack, in the same KV blocks), `priority` (class, priority, arrival), `fcfs`
+    (arrival alone), `round-robin` (classes in turn)."""
     partition: Literal["auto", "threads", "mps", "green", "none"] = "auto"
-    # Objective of placement: requests/s; the same times their models' weights; those within the
-    # SLO; or the fewest GPUs that meet all rates
+    """How prefills and decodes run side by side: `threads` (cpu node: worker processes), `mps`
+    (GPU: worker processes with a share of the SMs each, under an MPS daemon of our own), `green`
+    (GPU: green contexts in one process), `none` (all in the unit's process, one job at a time).
+    `auto` on a GPU takes the first of `mps`, `green`, `none` that its node supports (a unit over
+    several GPUs: of `green`, `none`), and logs which and why."""
     objective: Literal["throughput", "weighted", "goodput", "fewest-gpus"] = "throughput"
-    # Tokens a KV block holds at head_dim 128 in the unit's KV dtype, a multiple of 8; other heads
-    # get as many as fit into as many bytes. 16, 32 and 64 are the sizes that the GPU kernels are
-    # compiled and tested for: larger blocks need fewer instructions and shorter tables, but leave
-    # more of each sequence's last block unused.
+    """What `place` maximises: requests/s; the same times the models' weights; those within the SLO;
+    or the fewest GPUs that meet all rates."""
     block_tokens: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 16
-    token_budget: Count = 2048  # most tokens of a prefill job
-    max_decode_rows: Count = 256  # most sequences of a decode job
-    quota_period_s: Positive = 5.0  # seconds between moves of quota
-    # Decoding requests that share at least this many cached prompt tokens read them once for all
-    # (0: never)
+    """Tokens of a KV block at head_dim 128 in the unit's KV dtype, a multiple of 8; other heads get
+    as many as fit into as many bytes. The GPU kernels are compiled and tested for 16, 32 and 64:
+    larger blocks make attention loops and tables shorter, but leave more unused slots in each
+    sequence's last block; prefixes are shared in whole blocks."""
+    token_budget: Count = 2048
+    """Most tokens of a prefill job."""
+    max_decode_rows: Count = 256
+    """Most sequences of a decode job."""
+    quota_period_s: Positive = 5.0
+    """Seconds between moves of KV quota."""
     shared_prefix_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = 128
-    # Decode jobs of a worker at a time: 2 (the second waits there for the first to end) or 1;
-    # "auto": 2 on a GPU, 1 if a unit spans several or has none
+    """Decoding requests that share at least this many cached prompt tokens read them once per step;
+    0: never."""
     pipeline_depth: Literal["auto", 1, 2] = "auto"
+    """Decode jobs of a worker at a time. `2`: where the same sequences are sure to continue, their
+    next step is sent before the last one ends, so that a GPU does not wait for Python; requests
+    that arrive meanwhile wait for both. `auto`: 2 on a GPU, 1 on a CPU and for a unit of several
+    GPUs that does not share their SMs."""
     prefix_caching: bool = True
-    kv_gb: Amount | None = None  # KV pool of a unit in GiB
-    # Host memory of a unit for the content of blocks that batch requests lent; by default 16 GiB
-    # for a GPU, for a cpu unit 1 or the pool's size if that is less. Only "hybrid" uses it.
+    """Reuse the KV of equal prefixes."""
+    kv_gb: Amount | None = None
+    """KV pool of a unit in GiB; by default room for a quarter of `max_seqs` sequences at full
+    length."""
     host_memory_gib: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
-    num_threads: Count | None = None  # of a cpu unit
-    # On a cluster, "auto" moves models when measured rates differ from the planned ones for long
+    """Host memory of a unit for the content of blocks that batch requests lent; by default 16 GiB
+    for a GPU, for a cpu unit 1 or the pool's size if that is less. Only `hybrid` uses it."""
+    num_threads: Count | None = None
+    """CPU threads of an SM share of 1.0; by default all cores."""
     replan: Literal["auto", "off"] = "auto"
-    # How long they must differ, and least time between two such replans
+    """On a cluster, `auto` moves models when measured rates differ from the planned ones by half
+    for long, if the gain is worth the moves; `off` replans only when nodes join or leave."""
     replan_period_s: Positive = 120.0
+    """How long rates must differ, and the least time between two such replans."""
 
 
 class ServerSection(Section):
     """Settings of the HTTP server."""
 
     host: str = "127.0.0.1"
+    """Address that HTTP listens on."""
     port: Port = 8000
-    api_key: Key | None = None  # bearer token of every route but health
-    # Further keys with equal rights; files and batches belong to the key that made them
+    """Port that HTTP listens on; 0 takes a free one."""
+    api_key: Key | None = None
+    """Bearer token of every route but health."""
     more_keys: list[Key] = []
+    """Further keys with equal rights; files and batches belong to the key that made them."""
     max_body_bytes: Count = 32 * 2**20
-    # Longest time for a client to send a request's line and headers
+    """Largest body of a request."""
     header_timeout_s: Positive = 10.0
-    min_body_bytes_per_s: Count = 512  # minimum rate of a request's body, over every 10 seconds
+    """Longest time for a client to send a request's line and headers; then 408, and the connection
+    is closed."""
+    min_body_bytes_per_s: Count = 512
+    """Minimum rate of a request's body, averaged over every 10 seconds; a slower one gets 408."""
     request_timeout_s: Positive = 600.0
-    # Longest absence of a lost unit before its requests end with an error
+    """Time limit of a request; a client may ask for less (`X-Request-Timeout-Seconds`)."""
     restart_limit_s: Positive = 120.0
-    # max_queued, max_queued_batch: requests of one model that may wait for their first token,
-    # interactive and batch class; beyond that, and beyond max_open_requests in all, clients get 429
+    """How long a lost unit may take to come back before its requests end with an error."""
     max_queued: Count = 512
+    """Interactive requests of one model that may wait for their first token; beyond that 429 with
+    `Retry-After`."""
     max_queued_batch: Count = 4096
+    """The same for requests of the batch class."""
     max_open_requests: Count = 16_384
-    max_buffered_bytes: Count = 512 * 2**20  # of all open requests' bodies
-    request_log: PathText | None = None  # file with a line of JSON per request
-    lenient: bool = False  # unknown request fields are dropped, not refused
-    # Nodes of a cluster that listen at `host` and `port`: all, or only the head
+    """Open HTTP requests; beyond that 429, without reading the body."""
+    max_buffered_bytes: Count = 512 * 2**20
+    """Memory of all open requests' bodies; beyond that 429, without reading the body."""
+    request_log: PathText | None = None
+    """File with a line of JSON per request: its id, how it ended, where its time was spent."""
+    lenient: bool = False
+    """Unknown request fields are dropped, not answered with 400."""
     ingresses: Literal["every-node", "head"] = "every-node"
+    """Nodes of a cluster that listen at `host` and `port`: all, or only the head."""
 
 
 class BatchSection(Section):
     """Settings of batch jobs over HTTP."""
 
-    # Where their files and their state are kept, on the node that runs the head; relative ones
-    # start from the file's own directory. It is created with the first file.
     directory: PathText = "muxcluster-batches"
-    max_file_bytes: Annotated[int, Field(ge=1, le=2**50)] = 2 * 2**30  # of an uploaded file
-    # max_lines, max_line_bytes: of a job; a longer line fails alone, a longer job as a whole
+    """Where files and batches are stored, on the node that runs the head; relative paths start from
+    the file's own directory. It is created with the first file. One folder per server."""
+    max_file_bytes: Annotated[int, Field(ge=1, le=2**50)] = 2 * 2**30
+    """Largest uploaded file."""
     max_lines: Count = 1_000_000
+    """Most lines of a job; a longer job fails as a whole."""
     max_line_bytes: Count = 32 * 2**20
-    max_running: Count = 128  # lines of a model running at a time
+    """Longest line of a job; a longer one fails alone."""
+    max_running: Count = 128
+    """Lines of a model running at a time, on a server."""
 
 
 class FileSection(Section):
     """All of muxcluster.yaml."""
 
     models: Annotated[list[ModelSection], Field(min_length=1)]
+    """The models, at least one."""
     cluster: ClusterSection = ClusterSection()
+    """The hardware."""
     policy: PolicySection = PolicySection()
+    """Placement and units."""
     server: ServerSection = ServerSection()
+    """HTTP."""
     batch: BatchSection = BatchSection()
+    """Batch jobs over HTTP."""

@@ -1,4 +1,4 @@
-"""Layout of one model's keys and values in the unit's uniform blocks (DESIGN.md §3)."""
+"""Layout of one model's keys and values in the unit's uniform blocks (design.md §3)."""
 
 from dataclasses import dataclass
 

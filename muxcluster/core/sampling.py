@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class SamplingParams:
     """Sampling and stopping rules of one request, already validated at the edge.
 
-    Stop *strings* are not here: the ingress finds them in text and aborts (DESIGN.md §6).
+    Stop *strings* are not here: the ingress finds them in text and aborts (design.md §6).
     """
 
     temperature: float = 1.0  # 0 means greedy

@@ -41,7 +41,6 @@ class LineAnswerer:
         self.used = Use()  # tokens of all answers so far
 
     async def answer(self, line: int, entry: Entry, batch_id: str, on_tokens: OnTokens) -> Answer:
-        """As `batch.service.answers.Answerer.answer`."""
         counter = _TokenCounter(on_tokens)
         request_id = f"{batch_id}-{line}"
         tokenised = self._kept.take(batch_id, line)

@@ -53,7 +53,8 @@ _REQUEST_STATUS: dict[type[RequestError], int] = {
     ContentTooLarge: 413,
     UnsupportedMediaType: 415,
 }
-_STATUS_CODES: dict[int, tuple[str, str]] = {
+# Answers to statuses that the framework or the listener raises: type and code.
+STATUS_CODES: dict[int, tuple[str, str]] = {
     400: (INVALID, "invalid_value"),
     401: (INVALID, "invalid_api_key"),
     403: ("permission_error", "permission_denied"),
@@ -100,7 +101,7 @@ def _unavailable(error: Unavailable) -> HttpError:
 def status_error(status: int, message: str) -> HttpError:
     """Return the answer for a status that the framework raised (no such route, wrong method)."""
     default = ("server_error", "internal_error") if status >= 500 else (INVALID, "invalid_value")
-    kind, code = _STATUS_CODES.get(status, default)
+    kind, code = STATUS_CODES.get(status, default)
     return HttpError(status, kind, code, message)
 
 

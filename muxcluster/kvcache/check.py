@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.kvcache.eviction import EvictionOrder
-from muxcluster.kvcache.lending.columns import NO_BLOCK
+from muxcluster.kvcache.lending.blocks import NO_BLOCK
 from muxcluster.kvcache.lending.state import BOTH, LEFT, RIGHT, LentState
 from muxcluster.kvcache.model import ModelKv
 from muxcluster.kvcache.pool import OWNER_BIT

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from muxcluster.core.job import TableDelta
 from muxcluster.core.kvshape import KvShape
-from muxcluster.kvcache.lending.columns import ColumnsOverLent, LentColumns
+from muxcluster.kvcache.lending.blocks import ColumnsOverLent, LentColumns
 from muxcluster.kvcache.pool import OWNER_BIT
 from muxcluster.kvcache.prefix import PrefixGroups, PrefixIndex
 from muxcluster.kvcache.tables import ColumnStore, Lack, SequenceTable

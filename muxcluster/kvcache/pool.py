@@ -24,7 +24,7 @@ class Shortage:
 class BlockLedger:
     """Counts of one pool. Each block is free, used or cached by one model, or lent.
 
-    Lowering a quota stops growth and never takes anything away (DESIGN.md §3).
+    Lowering a quota stops growth and never takes anything away (design.md §3).
     """
 
     def __init__(self, num_blocks: int, quotas: Mapping[str, int]) -> None:
@@ -32,7 +32,7 @@ class BlockLedger:
         self._quotas = dict(quotas)
         # Distinct blocks that live sequences hold, charged once to their model. Where sequences
         # lend, those of batch sequences are counted apart and no quota binds them; a block with two
-        # owners is used by the interactive one (DESIGN.md §3).
+        # owners is used by the interactive one (design.md §3).
         self._used = dict.fromkeys(quotas, 0)
         self._batch = dict.fromkeys(quotas, 0)
         self._cached = dict.fromkeys(quotas, 0)  # unread, in the prefix cache
@@ -45,7 +45,6 @@ class BlockLedger:
         return self._quotas[model]
 
     def used(self, model: str) -> int:
-        """Blocks charged to the model."""
         return self._used[model]
 
     def batch_used(self, model: str) -> int:

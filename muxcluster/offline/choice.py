@@ -64,7 +64,6 @@ class JobSummary:
 
 
 def summary_of(job: OfflineJob) -> JobSummary:
-    """Return the summary of a whole job."""
     tree = job.tree
     work = node_work(tree, job.model, job.leaf_work())
     return JobSummary(

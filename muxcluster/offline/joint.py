@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from muxcluster.offline.feed.feeder import BatchFeeder, Room
-from muxcluster.offline.feed.forecast import WorkingSetForecast
+from muxcluster.offline.feed.held_memory import WorkingSetForecast
 
 _CHUNKS = 3  # of prompts that every job gets memory for: one is computed, two wait
 

@@ -19,7 +19,6 @@ class Columns:
     tokens: int  # token slots of a block, a multiple of 8; 0 if it is too small for 8
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Return the blocks of a sequence of `num_tokens`."""
         return -(-num_tokens // self.tokens) * self.num_layers * self.num_heads
 
 

@@ -1,4 +1,4 @@
-"""Memory of a unit: weights, buffers, and the KV blocks that are left (DESIGN.md §3, §4)."""
+"""Memory of a unit: weights, buffers, and the KV blocks that are left (design.md §3, §4)."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ from muxcluster.placement.columns import Columns, columns
 from muxcluster.placement.execution import Execution
 from muxcluster.placement.hardware import GIB, Gpu
 from muxcluster.placement.problem import Demand, Limits
+from muxcluster.placement.shapes.division import part_of, refusal
 
 _CONTEXT_BYTES = GIB // 2  # CUDA context and kernels of one process
 # Counted on every GPU, even if a unit has one process there: its allocator needs some memory too.
@@ -20,7 +21,7 @@ _LOGITS_ROWS = 256  # most rows with fp32 logits at the same time
 class DoesNotFit(Exception):
     """A model does not fit; the message names it and the missing memory.
 
-    missing_bytes: None if no amount of memory would help (its heads cannot be split so).
+    missing_bytes: None if no amount of memory would help (it cannot be split so).
     """
 
     def __init__(self, model: str, reason: str, missing_bytes: int | None = None) -> None:
@@ -45,33 +46,44 @@ def _missing_text(missing_bytes: int | None) -> str:
 
 def check_split(demand: Demand, tp: int) -> None:
     """Raise DoesNotFit if the model cannot be divided among `tp` GPUs."""
-    if demand.shape.state_size and tp > 1:
-        raise DoesNotFit(demand.name, f"a model with states cannot be split over {tp} GPUs")
-    heads, kv_heads = demand.shape.num_heads, demand.shape.num_kv_heads
-    if heads % tp or kv_heads % tp:
-        raise DoesNotFit(
-            demand.name, f"{heads} heads and {kv_heads} KV heads cannot be split over {tp} GPUs"
-        )
+    reason = refusal(demand.shape, tp)
+    if demand.undivided and tp > 1:
+        reason = f"{demand.undivided}, so it cannot be split over {tp} GPUs"
+    if reason:
+        raise DoesNotFit(demand.name, reason)
 
 
-def weight_bytes(demand: Demand) -> int:
-    """All weights of the model."""
-    return demand.shape.num_params * demand.itemsize
+def parts_of(demand: Demand, tp: int) -> int:
+    """Return `tp`, or 1 for a model that cannot be divided so, which `compat` may plan all the
+    same."""
+    return 1 if refusal(demand.shape, tp) or demand.undivided else tp
 
 
-def activation_bytes(demand: Demand, limits: Limits) -> int:
-    """Hidden states, MLP inner states and logits of the largest job."""
-    shape = demand.shape
-    inner = shape.intermediate_size * shape.experts_per_token + shape.shared_intermediate_size
+def weight_bytes(demand: Demand, tp: int = 1) -> int:
+    """Weights of the model on all GPUs of a mesh, those that each of them has whole included."""
+    return tp * part_of(demand.shape, tp).num_params * demand.itemsize
+
+
+def activation_bytes(demand: Demand, limits: Limits, tp: int = 1) -> int:
+    """Hidden states, MLP inner states and logits of the largest job, on all GPUs of a mesh.
+
+    Every GPU has hidden states and logits whole, and the inner states of its part of the MLP.
+    """
+    shape, part = demand.shape, part_of(demand.shape, tp)
+    inner = part.intermediate_size * part.experts_per_token + part.shared_intermediate_size
     per_token = 6 * shape.hidden_size + 3 * inner
     logits = 2 * 4 * _LOGITS_ROWS * shape.vocab_size
-    return limits.token_budget * per_token * demand.itemsize + logits
+    return tp * (limits.token_budget * per_token * demand.itemsize + logits)
 
 
-def columns_of(demand: Demand, bytes_per_block: int) -> Columns:
-    """Return the column size of the model, chosen for a sequence of mean length."""
+def columns_of(demand: Demand, bytes_per_block: int, tp: int = 1) -> Columns:
+    """Return the column size of one GPU's part of the model, chosen for a sequence of mean length.
+
+    Raises DoesNotFit if the model cannot be divided so.
+    """
+    check_split(demand, tp)
     whole = demand.prompt_tokens + demand.output_tokens
-    return columns(demand.shape, demand.itemsize, bytes_per_block, whole)
+    return columns(part_of(demand.shape, tp), demand.itemsize, bytes_per_block, whole)
 
 
 def block_bytes(demands: Sequence[Demand], limits: Limits) -> int:
@@ -79,20 +91,23 @@ def block_bytes(demands: Sequence[Demand], limits: Limits) -> int:
     return 2 * 128 * limits.block_tokens * max(demand.itemsize for demand in demands)
 
 
-def sequence_blocks(demand: Demand, num_tokens: int, bytes_per_block: int) -> int:
-    """Blocks of one sequence of `num_tokens`. Raises DoesNotFit if a block is too small."""
-    column = columns_of(demand, bytes_per_block)
+def sequence_blocks(demand: Demand, num_tokens: int, bytes_per_block: int, tp: int = 1) -> int:
+    """Blocks of one sequence of `num_tokens` on all GPUs of a mesh.
+
+    Raises DoesNotFit if a block is too small, or as `columns_of`.
+    """
+    column = columns_of(demand, bytes_per_block, tp)
     if column.tokens == 0:
         raise DoesNotFit(
             demand.name, f"a block holds fewer than 8 tokens of head_dim {demand.shape.head_dim}"
         )
-    return column.num_blocks(num_tokens)
+    return tp * column.num_blocks(num_tokens)
 
 
-def table_bytes(demand: Demand, bytes_per_block: int) -> int:
-    """Block tables and token histories on the device, 4 bytes an entry."""
-    blocks = sequence_blocks(demand, demand.max_model_len, bytes_per_block)
-    return 4 * demand.max_seqs * (blocks + demand.max_model_len + 1)
+def table_bytes(demand: Demand, bytes_per_block: int, tp: int = 1) -> int:
+    """Block tables and token histories on all GPUs of a mesh, 4 bytes an entry."""
+    blocks = sequence_blocks(demand, demand.max_model_len, bytes_per_block, tp)
+    return 4 * demand.max_seqs * (blocks + tp * (demand.max_model_len + 1))
 
 
 def usable_bytes(gpu: Gpu, tp: int, execution: Execution | None = None) -> int:
@@ -130,28 +145,31 @@ def kv_blocks(
     """Return the blocks of the unit's pool over its `tp` GPUs, with all of `demands` loaded; a
     multiple of `tp`.
 
-    Raises DoesNotFit, naming the model that takes the most, if the weights leave no room or some
-    model's longest sequence is larger than the pool.
+    Raises DoesNotFit as `check_split`; naming the model that takes the most, if the weights leave
+    no room; or if some model's longest sequence is larger than the pool.
     """
     per_block = block_bytes(demands, limits)
     most = usable_bytes(gpu, tp, execution)
-    need = sum(weight_bytes(demand) + table_bytes(demand, per_block) for demand in demands)
+    for demand in demands:
+        check_split(demand, tp)
+    need = sum(weight_bytes(each, tp) + table_bytes(each, per_block, tp) for each in demands)
     need += recorded_bytes(gpu, tp, demands, execution)
-    need += max(activation_bytes(demand, limits) for demand in demands)
+    need += max(activation_bytes(demand, limits, tp) for demand in demands)
     usable = most - need
     if usable < 0:
-        largest = max(demands, key=weight_bytes)
+        largest = max(demands, key=lambda each: weight_bytes(each, tp))
         raise DoesNotFit(largest.name, _weights_reason(gpu, tp, demands, need, most), -usable)
     pool = usable if limits.kv_bytes is None else min(usable, limits.kv_bytes)
     for demand in demands:
-        need = sequence_blocks(demand, demand.max_model_len, per_block) * per_block
+        need = sequence_blocks(demand, demand.max_model_len, per_block, tp) * per_block
         if need > pool:
-            raise DoesNotFit(demand.name, _sequence_reason(demand, pool, per_block), need - pool)
+            reason = _sequence_reason(demand, pool, per_block, tp)
+            raise DoesNotFit(demand.name, reason, need - pool)
     return pool // per_block // tp * tp
 
 
 def _weights_reason(gpu: Gpu, tp: int, demands: Sequence[Demand], need: int, usable: int) -> str:
-    weights = sum(weight_bytes(demand) for demand in demands)
+    weights = sum(weight_bytes(demand, tp) for demand in demands)
     whose = "" if len(demands) == 1 else f" of {len(demands)} models"
     return (
         f"{weights / GIB:.2f} GiB of weights{whose} and {(need - weights) / GIB:.2f} of buffers on "
@@ -159,9 +177,9 @@ def _weights_reason(gpu: Gpu, tp: int, demands: Sequence[Demand], need: int, usa
     )
 
 
-def _sequence_reason(demand: Demand, pool: int, per_block: int) -> str:
-    column = columns_of(demand, per_block)
-    fits = pool // per_block // column.num_blocks(1) * column.tokens
+def _sequence_reason(demand: Demand, pool: int, per_block: int, tp: int) -> str:
+    column = columns_of(demand, per_block, tp)
+    fits = pool // per_block // tp // column.num_blocks(1) * column.tokens
     return (
         f"one sequence of max_model_len {demand.max_model_len} is larger than the KV pool of "
         f"{pool / GIB:.2f} GiB; {fits} tokens would fit"

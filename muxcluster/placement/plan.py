@@ -1,4 +1,4 @@
-"""The planner's answer, and plan.json (DESIGN.md §8)."""
+"""The planner's answer, and plan.json (design.md §8)."""
 
 from pathlib import Path
 from typing import Annotated, Literal

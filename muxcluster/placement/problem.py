@@ -36,6 +36,7 @@ class Demand:
     weight: float = 1.0  # of a request in the "weighted" objective
     ttft_s: float | None = None  # ttft_s, tpot_s: latency targets, None without one
     tpot_s: float | None = None
+    undivided: str = ""  # why the engine cannot divide it over GPUs, "" if it can
 
     def worth(self, objective: Objective) -> float:
         """Return what one served request/s adds to the objective; "fewest-gpus" first counts the

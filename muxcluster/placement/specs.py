@@ -14,6 +14,7 @@ from muxcluster.placement.hardware import GIB, Gpu
 from muxcluster.placement.memory import block_bytes, check_split, columns_of
 from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.problem import Demand, Problem
+from muxcluster.placement.shapes.division import part_of
 
 # Default host memory of a unit for the content of lent blocks; on a CPU at most the pool's size.
 _CPU_HOST_BYTES = GIB
@@ -95,15 +96,15 @@ def _spec(
 def _model(
     demand: Demand, part: float, bytes_of_block: int, tp: int, prefix_caching: bool
 ) -> ModelSpec:
-    """Return one rank's part of a model whose KV heads are divided over `tp` ranks."""
-    column = columns_of(demand, bytes_of_block)
+    """Return one rank's part of a model that is divided over `tp` ranks."""
+    column = columns_of(demand, bytes_of_block, tp)
     slo = None
     if demand.ttft_s is not None and demand.tpot_s is not None:
         slo = Slo(demand.ttft_s, demand.tpot_s)
     return ModelSpec(
         name=demand.name,
         path="",
-        shape=KvShape(column.num_layers, column.num_heads // tp, column.head_dim, demand.itemsize),
+        shape=KvShape(column.num_layers, column.num_heads, column.head_dim, demand.itemsize),
         vocab_size=demand.shape.vocab_size,
         max_model_len=demand.max_model_len,
         eos_token_ids=(),
@@ -113,7 +114,7 @@ def _model(
         mean_prompt_tokens=demand.prompt_tokens,
         mean_output_tokens=demand.output_tokens,
         slo=slo,
-        weight_bytes=demand.shape.active_params * demand.itemsize // tp,
+        weight_bytes=part_of(demand.shape, tp).active_params * demand.itemsize,
     )
 
 

@@ -50,9 +50,7 @@ class UnitConnection(UnitSource, Protocol):
         """True if the unit closed the connection and nothing has been heard since."""
         ...
 
-    async def close(self) -> None:
-        """Close the socket."""
-        ...
+    async def close(self) -> None: ...
 
 
 Connect = Callable[[UnitAddress, KeyPair | None], Awaitable[UnitConnection]]
@@ -150,7 +148,6 @@ class UnitLink:
 
     @property
     def is_closed(self) -> bool:
-        """True after `close`."""
         return self._is_closed
 
     def drain(self, limit_s: float | None) -> None:

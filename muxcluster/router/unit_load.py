@@ -51,11 +51,9 @@ class _Model:
         return max(self.token_s, self.queue.seconds / max(1.0, self.queue.tokens))
 
     def left_s(self, now: float) -> float:
-        """Return what is left of the wait at `now`."""
         return max(0.0, self.wait_s - max(0.0, now - self.at_s))
 
     def push(self, num_tokens: int, now: float) -> None:
-        """Add `num_tokens` to the queue."""
         self.wait_s = self.left_s(now) + num_tokens * self.queued_token_s
         self.at_s = max(self.at_s, now)
 

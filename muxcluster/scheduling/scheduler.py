@@ -35,7 +35,7 @@ from muxcluster.scheduling.steptime.seed import Seed
 
 
 class UnitScheduler:
-    """Schedules one unit; engine and simulator are its drivers (DESIGN.md §2).
+    """Schedules one unit; engine and simulator are its drivers (design.md §2).
 
     `now` is seconds from any monotonic origin and never goes back. Every request ends exactly
     once, by a Finished or Rejected event of some output. Not thread-safe.

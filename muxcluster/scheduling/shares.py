@@ -48,7 +48,6 @@ class ShareLedger:
         return any(job.phase is phase for job in self._running.values())
 
     def running_models(self, phase: Phase) -> set[str]:
-        """Return the models with a running job of `phase`."""
         return {job.model for job in self._running.values() if job.phase is phase}
 
     def start(self, job: Job, now: float) -> None:
@@ -66,7 +65,6 @@ class ShareLedger:
         self._followers[job.worker_id] = job
 
     def follower(self, job: Job) -> Job | None:
-        """Return the job that follows `job`."""
         follower = self._followers.get(job.worker_id)
         return follower if follower is not None and follower.follows == job.job_id else None
 
@@ -104,7 +102,6 @@ class ShareLedger:
         return len(self._by_phase[phase]) > 0
 
     def phases(self, worker_id: int) -> frozenset[Phase]:
-        """Return the phases that the worker may run."""
         return next(w.phases for w in self._workers if w.worker_id == worker_id)
 
     def full(self, phase: Phase) -> Place | None:

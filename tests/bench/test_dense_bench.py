@@ -11,10 +11,10 @@ from bench.rebatching.methods import Baton, decoupled, static
 from bench.rebatching.picture import draw
 from bench.rebatching.queries import LONG, SHORT, Query, fewest_steps, mixed, quantiles
 from bench.rebatching.record import BATON_PD, STATIC, Done, Measured, claims_of, curves_of, rows_of
+from bench.rebatching.scaling import BatonScaling
 from bench.rebatching.trace import Trace, Work, thinned, watched
 from muxcluster.demo.models import build_model
 from muxcluster.engine.dense.model import DenseModel
-from muxcluster.scheduling.state.batch_scaling import BatchScaling
 
 BATCH = 2
 QUERIES = [Query([7, 8, 9], 6), Query([11] * 12, 1), Query([5, 6], 3), Query([3, 4, 5, 6], 4)]
@@ -39,8 +39,8 @@ def test_all_methods_give_the_same_answers(tmp_path: Path) -> None:
         static(plain, row_bytes, [Query([5, 6], 2), Query([7, 8], 2)], BATCH, same)
     assert work.read_slots == 2 * (2 + 3)
 
-    free = BatchScaling(row_bytes, 1 << 40, BATCH)
-    tight = BatchScaling(row_bytes, row_bytes.of(2, 7), BATCH, room=1.0)
+    free = BatonScaling(row_bytes, 1 << 40, BATCH)
+    tight = BatonScaling(row_bytes, row_bytes.of(2, 7), BATCH, room=1.0)
     for scaling, ahead in ((free, None), (free, BATCH), (tight, BATCH), (tight, None)):
         trace = Trace(len(QUERIES))
         baton = Baton(model, scaling, ahead=ahead)

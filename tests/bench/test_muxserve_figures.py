@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from bench.muxserve import thirty_models
 from bench.muxserve.artifact.agreement import Row, by_point, pairs_right, ranked, row_of
 from bench.muxserve.artifact.published import Mesh, Run, Served
 from bench.muxserve.artifact.replay import Replayed
@@ -16,7 +17,10 @@ from bench.muxserve.simulated.judging import (
     rate_weighted,
     share_within_slo,
 )
+from muxcluster.config import planner_input
+from muxcluster.config.load import load_config
 from muxcluster.sim.cases.case import run_case
+from muxcluster.sim.cases.sweep import Cache
 from muxcluster.sim.report.report import CaseReport
 
 
@@ -114,3 +118,35 @@ def test_rates_follow_the_power_law(data_dir: Path) -> None:
     for alpha, problem in problems(data_dir).items():
         rates = [demand.rate for demand in scaled(problem, 0.5).demands]
         assert rates == pytest.approx([20.0 * (i + 1) ** -alpha for i in range(19)], rel=0.01)
+
+
+def test_thirty_models_on_eight_gpus() -> None:
+    """One model a GPU places as many models as there are GPUs, and misses the others' requests."""
+    config = load_config(thirty_models.CONFIG)
+    base = planner_input.problem(config, planner_input.nodes_of(config))
+    ours, spatial, temporal = thirty_models.points(base, [0.5])
+    assert [len(each.served.demands) for each in (ours, spatial, temporal)] == [30, 8, 30]
+    rates = sorted((each.rate for each in spatial.offered.demands), reverse=True)
+    assert sorted((each.rate for each in spatial.served.demands), reverse=True) == rates[:8]
+    assert rates[0] == pytest.approx(0.5 * max(each.rate for each in base.demands))
+    small = thirty_models.Point("one model a GPU", 0.5, ours.offered, spatial.served)
+    report = run_case(small.case(1.0, 0, Cache(None)))
+    row = thirty_models.row_of(small, [report])
+    within = report.total.attainment["8"]
+    assert within is not None
+    assert row["in_time"] == pytest.approx(within * sum(rates[:8]) / sum(rates), abs=1e-4)
+
+
+def test_claims_of_thirty_models_are_against_the_better_of_the_others() -> None:
+    shares = {"ours": (0.9, 0.5), "one model a GPU": (0.6, 0.4), "time sharing": (0.95, 0.2)}
+    rows = [
+        {"system": name, "offered_per_s": offered, "in_time": found[at]}
+        for at, offered in enumerate((10.0, 20.0))
+        for name, found in shares.items()
+    ]
+    claims = {each.name: each for each in thirty_models.claims_of(rows)}
+    assert claims["in_time_at_lowest_rate"].baseline == 0.95
+    assert claims["in_time_at_highest_rate"].value == 0.5
+    assert claims["in_time_at_highest_rate"].baseline == 0.4
+    assert claims["in_time_per_s_over_one_model_a_gpu"].value == pytest.approx(10 / 8)
+    assert claims["in_time_per_s_over_time_sharing"].value == pytest.approx(10 / 9.5)

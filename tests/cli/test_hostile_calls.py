@@ -1,11 +1,16 @@
 """What a confused or hostile user types: one line and exit code 2, or 1 where no server answers."""
 
 import io
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from muxcluster.cli.batch_server.client import BatchServer
 from muxcluster.cli.server.serving import announce
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.inputs.web_url import checked_url
@@ -76,6 +81,79 @@ def test_a_cluster_that_is_not_there_is_given_up_soon(capsys, address: str) -> N
     code, out, err = call(capsys, "status", "--address", address)
     assert (code, out) == (1, "")
     assert err == f"muxcluster: no Ray cluster answers at {address}: nothing listens there\n"
+
+
+@contextmanager
+def answering(body: bytes, *, has_length: bool = True) -> Iterator[str]:
+    """The address of a server that answers everything so."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            self.send_response(200)
+            if has_length:
+                self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+COUNTED = b'{"id": "b", "status": "completed", "request_counts": {"total": 1}}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[]", b"{}", b"5", b"null", b'{"healthy": true}', b'{"data": 5, "id": 1}', COUNTED],
+    ids=range(7),
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("status",),
+        ("batch", "status"),
+        ("batch", "status", "b"),
+        ("batch", "cancel", "b"),
+        ("batch", "results", "b", "-o", "answers.jsonl"),
+    ],
+    ids=" ".join,
+)
+def test_servers_of_another_kind_are_named(
+    capsys,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    command: tuple[str, ...],
+    body: bytes,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with answering(body) as url:
+        code, out, err = call(capsys, *command, "--url", url)
+    assert (code, out) == (1, "")
+    assert err in (
+        f"muxcluster: {url} is not a server with batches\n",
+        f"muxcluster: no muxcluster server answers at {url}, but another one\n",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_may_come_without_its_length(tmp_path: Path) -> None:
+    """As from a proxy that compresses or rewrites what it passes on."""
+    body = b"a line\n" * 300_000
+    with answering(body, has_length=False) as url:
+        BatchServer(url, None).download("file-1", tmp_path / "answers.jsonl")
+    assert (tmp_path / "answers.jsonl").read_bytes() == body
 
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:9", "nonsense"])

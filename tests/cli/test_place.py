@@ -215,10 +215,16 @@ def test_idle_gpus_are_listed_with_the_reason(capsys, tmp_path) -> None:
     ("models", "nodes", "says"),
     [
         (  # no GPUs are missing: it is the heads
-            "[{name: a, shape: phi-4, dtype: float32, max_model_len: 2048}]",
-            "{gpus: 4, gpu: L4}",
-            r"models\[0\]: a does not fit: 54.61 GiB of weights and .* of buffers on 2 x L4, 36.60 "
-            r"usable; 40 heads and 10 KV heads cannot be split over 4 GPUs \(.* GiB missing\)",
+            "[{name: a, shape: llama-30b, dtype: float32, max_model_len: 2048}]",
+            "{gpus: 8, gpu: L4}",
+            r"models\[0\]: a does not fit: 121.18 GiB of weights and .* of buffers on 4 x L4, .* "
+            r"usable; 52 heads cannot be split over 8 GPUs \(.* GiB missing\)",
+        ),
+        (  # no GPUs are missing: it is the backend
+            "[{name: a, shape: falcon-7b, dtype: float32}]",
+            "{gpus: 2, gpu: L4}",
+            r"on 1 x L4, 18.30 usable; models of type 'falcon' run on the dense backend, so it "
+            r"cannot be split over 2 GPUs \(.* GiB missing\)",
         ),
         (  # each model fits alone: it is the cluster
             "[{name: a, shape: llama-2-13b}, {name: b, shape: llama-2-13b},"
@@ -228,11 +234,11 @@ def test_idle_gpus_are_listed_with_the_reason(capsys, tmp_path) -> None:
             r"1 GPU\(s\), 69.69 usable \(.* GiB missing\)",
         ),
         (  # memory is enough, but all GPUs are taken and the other model's heads cannot be split
-            "[{name: a, shape: falcon-40b, max_model_len: 1024},"
+            "[{name: a, shape: llama-65b, max_model_len: 1024},"
             " {name: b, shape: qwen2.5-1.5b, max_model_len: 1024}]",
             "{gpus: 8, gpu: L4}",
             "models: 2 models do not fit together: .* leave no GPUs for b, and none of 1 takes it "
-            "too: 12 heads and 2 KV heads cannot be split over 8 GPUs",
+            "too: 12 heads cannot be split over 8 GPUs",
         ),
     ],
 )

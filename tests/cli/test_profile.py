@@ -267,6 +267,21 @@ def test_dense_models_are_profiled_alone_and_side_by_side(tmp_path: Path, family
     assert pair.decode.beside
 
 
+def test_a_dense_model_is_profiled_quickly(tmp_path: Path) -> None:
+    """With no axis given, the quick grid is cut to what its padded batches and context hold."""
+    path = build_model(tmp_path / "model", "bloom")
+    config = tmp_path / "muxcluster.yaml"
+    config.write_text(f"models: [{{name: dense, path: {path}, max_model_len: 96}}]\n{ONE_CORE}")
+    out = tmp_path / "profile.json"
+    arguments = ["profile", str(config), "--out", str(out), "--quick", "--alone"]
+    assert entry.run(arguments) == 0
+    (model,) = Profile.read(out).models
+    quick = profile_command.QUICK
+    assert {cell.tokens for cell in model.cells} == {n for n in quick.lengths if n <= 96}
+    assert {cell.batch for cell in model.cells} == set(quick.batches)
+    assert all(len(cell.seconds) == quick.repeats for cell in model.cells)
+
+
 L4_NODE = "cluster: {nodes: [{name: g, gpus: 1, gpu: L4}]}\npolicy: {partition: none}\n"
 
 

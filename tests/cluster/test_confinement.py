@@ -80,3 +80,15 @@ def test_units_say_in_its_output_what_they_run(server: ServerProcess) -> None:
     server.url()
     server.wait_for(r"local-0\.1 \| .*llama-a: paged backend: its layers use")
     server.wait_for(r"controller \| .*local-0\.1: loading is ready")
+
+
+def test_until_it_is_ready_its_processes_say_what_ours_say_and_nothing_else(
+    server: ServerProcess,
+) -> None:
+    """No library's warnings: each line has a time, a module of ours and no traceback."""
+    server.url()
+    (end,) = (i for i, line in enumerate(server.lines) if "ready after" in line)
+    shown = [line for line in server.lines[:end] if re.match(r"\S+ \| ", line)]
+    assert shown
+    ours = r"\S+ \| \d{4}-\d\d-\d\d [\d:,]+ (INFO )?muxcluster\.\S+ "
+    assert [line for line in shown if not re.match(ours, line)] == []

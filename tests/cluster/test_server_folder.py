@@ -5,14 +5,18 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from muxcluster.cluster import embedded
+from muxcluster.cluster.embedded import EmbeddedRay
 from muxcluster.cluster.ray import process_logs
 from muxcluster.cluster.ray.privacy import keep_token_private, make_token
 from muxcluster.cluster.ray.process_logs import LogFollower
 from muxcluster.cluster.ray.server_folder import ServerFolder, abandoned
+from muxcluster.core.errors import EngineFailure
 
 HOLDER = """
 import sys, time
@@ -35,6 +39,28 @@ def test_it_is_private_and_goes(tmp_path: Path) -> None:
     folder.close()
     folder.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_ray_that_does_not_start_is_told_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(**_: object) -> None:
+        raise Exception("The current node timed out during startup.")  # as Ray raises it
+
+    monkeypatch.setattr(embedded.ray, "init", late)
+    monkeypatch.setattr(embedded, "make_token", lambda: None)
+    monkeypatch.setattr(embedded, "ServerFolder", partial(ServerFolder, tmp_path))
+    with pytest.raises(EngineFailure, match="Ray does not start: The current node timed out"):
+        EmbeddedRay(None, 1.0, 0.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_no_folder_can_be_made_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "ServerFolder", partial(ServerFolder, tmp_path / "none"))
+    with pytest.raises(EngineFailure, match=r"no folder can be made .*No such file"):
+        EmbeddedRay(None, 1.0, 0.0)
 
 
 def test_what_a_killed_server_left_goes_with_the_next_start(tmp_path: Path) -> None:

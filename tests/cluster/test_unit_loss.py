@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 NAMES = ("llama-a", "qwen-b", "opt-c")
@@ -133,6 +133,16 @@ def test_every_stream_ends_with_the_undisturbed_tokens(runs: Any) -> None:
         assert after["logprobs"] == pytest.approx(before["logprobs"], abs=1e-3)
 
 
+def test_the_restart_is_in_the_servers_output(runs: Any, server: Any) -> None:
+    server.wait_for(
+        r"controller \| .*local-0\.1: ready is starting(?s:.)*"
+        r"controller \| .*local-0\.1: starting is loading(?s:.)*"
+        r"controller \| .*local-0\.1: loading is ready"
+    )
+    started = r"local-0\.1 \| .*local-0\.1: its processes are ready"
+    server.wait_for(rf"{started}(?s:.)*{started}")
+
+
 def test_health_holds_and_readiness_does_not(runs: Any) -> None:
     states = runs[2]
     assert {health for health, _ in states} == {200}
@@ -144,6 +154,21 @@ def test_readiness_returns(runs: Any, url: str) -> None:
     while _get(f"{url}/ready")[0] != 200:
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_a_lost_owner_is_in_the_servers_output(runs: Any, server: Any, url: str) -> None:
+    """The unit itself goes on, so that it is the one that says so."""
+    (owner,) = (
+        pid for pid in server.processes() if Path(f"/proc/{pid}/comm").read_text() == "mux-owner\n"
+    )
+    os.kill(owner, signal.SIGKILL)
+    server.wait_for(
+        r"local-0\.1 \| .* loads again: the memory owner of local-0\.1 died(?s:.)*"
+        r"local-0\.1 \| .*local-0\.1: its processes are ready"
+    )
+    with OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
+        answer = client.completions.create(model=NAMES[0], prompt="again", max_tokens=2)
+    assert answer.choices[0].finish_reason
 
 
 def test_the_time_is_accounted_for(runs: Any) -> None:

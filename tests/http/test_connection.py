@@ -8,16 +8,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from starlette.types import ASGIApp
 
+from muxcluster.cluster.ingress.serve_app import settings_of
+from muxcluster.config.load import load_config
 from muxcluster.core.inputs.web_url import HttpAddress
+from muxcluster.core.served import ServedModel
 from muxcluster.http.app import create_app
 from muxcluster.http.server.connection import HeadLimits
 from muxcluster.http.server.listener import Listener
 from muxcluster.http.settings import ApiSettings
+from tests.http.clusters import Cluster, run
 
 PATIENCE_S = 30.0
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
@@ -329,3 +336,25 @@ def test_a_client_that_goes_leaves_no_traceback_for_the_requests_behind(
         wait_for(lambda: backend.requests)
     wait_for(lambda: backend.aborted)
     assert "Traceback" not in caplog.text and "Exception" not in caplog.text
+
+
+def test_the_files_limits_reach_the_listener(served: ServedModel, tmp_path: Path) -> None:
+    """From muxcluster.yaml through the ingress: answers name the limit that was passed."""
+    file = tmp_path / "muxcluster.yaml"
+    server = {"header_timeout_s": 0.25, "min_body_bytes_per_s": 1234}
+    models = [{"name": "tiny", "shape": "llama-2-7b"}]
+    file.write_text(yaml.safe_dump({"models": models, "server": server}))
+    settings = replace(settings_of(load_config(file)), body_window_s=0.5)
+
+    async def work(cluster: Cluster) -> None:
+        port = int(cluster.url.rpartition(":")[2])
+        head = await asyncio.to_thread(exchange, port, GET)
+        assert status_of(head) == 408
+        assert "within 0.25 s" in error_of(head)["message"]
+        body = await asyncio.to_thread(exchange, port, POST)
+        assert status_of(body) == 408
+        assert "slower than 1234 bytes a second" in error_of(body)["message"]
+
+    run(
+        (served,), work, **{field.name: getattr(settings, field.name) for field in fields(settings)}
+    )

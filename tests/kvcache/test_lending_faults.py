@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from muxcluster.kvcache.cache import KvCache
-from muxcluster.kvcache.lending.blocks import NO_RUNS, HostBlocks
-from muxcluster.kvcache.lending.columns import LentColumns
+from muxcluster.kvcache.lending.blocks import NO_RUNS, HostBlocks, LentColumns
 from muxcluster.kvcache.lending.model import ModelLending
 from muxcluster.kvcache.lending.state import LentState
 from tests.blocks import only_with

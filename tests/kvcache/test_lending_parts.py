@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from muxcluster.kvcache.lending.blocks import HostBlocks, TakeableBlocks, runs
-from muxcluster.kvcache.lending.columns import ColumnsOverLent
+from muxcluster.kvcache.lending.blocks import ColumnsOverLent, HostBlocks, TakeableBlocks, runs
 from muxcluster.kvcache.pool import BlockLedger, Shortage
 
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxcluster.offline.blend.layers import sort_layers
 from muxcluster.offline.blend.lengths import known_lengths
-from muxcluster.offline.blend.pieces import cut, group_pieces, split_nodes
+from muxcluster.offline.blend.pieces import cut, group_pieces, sort_layers, split_nodes
 from muxcluster.offline.blend.plan import plan_blend
 from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.blend.scan import (

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxcluster.offline.blend.peak import peak_tokens
-from muxcluster.offline.feed.clock import TokenClock
+from muxcluster.offline.feed.held_memory import TokenClock, peak_tokens
 
 REQUESTS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=12)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxcluster.offline.order.lifetimes import prefix_lifetimes
-from muxcluster.offline.order.lru import LruPrefixCache, lru_saved_tokens
+from bench.offline.baselines.lifetimes import prefix_lifetimes
+from bench.offline.baselines.lru import LruPrefixCache, lru_saved_tokens
 from muxcluster.offline.order.one_level import best_prefixes
 from muxcluster.offline.prefix.groups import group_by_prefix, order_by_decoding
 from muxcluster.offline.prefix.tree import build_tree

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muxcluster.offline.order.maximize_reuse import maximize_reuse
+from bench.offline.baselines.maximize_reuse import maximize_reuse
 from muxcluster.offline.order.one_level import best_prefixes
 from muxcluster.offline.prefix.groups import group_by_prefix
 from muxcluster.offline.prefix.tree import build_tree

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.offline.baselines.lifetimes import prefix_lifetimes
+from bench.offline.baselines.lru import lru_saved_tokens
 from muxcluster.offline.blend.lengths import known_lengths
-from muxcluster.offline.order.lifetimes import prefix_lifetimes
-from muxcluster.offline.order.lru import lru_saved_tokens
 from muxcluster.offline.order.orders import ORDERS, OfflineJob, order_requests
 from tests.offline.blend_cases import MODEL, Case, case_of, cases
 

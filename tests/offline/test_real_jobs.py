@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.offline.baselines.batchllm import BatchPlan, plan_batch
+from bench.offline.baselines.lru import lru_saved_tokens
+from bench.offline.baselines.maximize_reuse import maximize_reuse
 from bench.traces.servegen_offline import read_servegen_offline
-from muxcluster.offline.order.batchllm import BatchPlan, plan_batch
-from muxcluster.offline.order.lru import lru_saved_tokens
-from muxcluster.offline.order.maximize_reuse import maximize_reuse
 from muxcluster.offline.prefix.groups import group_by_prefix
 from muxcluster.offline.prefix.prompts import Prompts, block_prompts, flat_prompts, token_prompts
 from muxcluster.workload.files.mooncake import read_mooncake

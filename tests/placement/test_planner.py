@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.planning.verify import violations
 from muxcluster.placement.execution import executions, planned
 from muxcluster.placement.hardware import GIB, GPUS, cpu
 from muxcluster.placement.memory import DoesNotFit, block_bytes, table_bytes
@@ -14,7 +15,6 @@ from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Limits, Node, Problem
 from muxcluster.placement.quota import split_blocks
-from muxcluster.placement.review.verify import violations
 from muxcluster.placement.shapes.known import SHAPES
 
 
@@ -105,7 +105,7 @@ def test_what_does_not_fit_names_model_and_gigabytes() -> None:
 
 
 def test_the_tables_of_a_thousand_sequences_are_a_gigabyte() -> None:
-    """DESIGN §3: 7B MHA, 1,000 sequences of 4k: 1 GB."""
+    """design.md §3: 7B MHA, 1,000 sequences of 4k: 1 GB."""
     few = demand("a", max_model_len=4096, max_seqs=1)
     many = demand("a", max_model_len=4096, max_seqs=1001)
     size = block_bytes((few,), Limits())

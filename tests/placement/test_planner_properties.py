@@ -7,13 +7,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from bench.planning.verify import violations
 from muxcluster.placement.hardware import GIB, GPUS, cpu
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Node, Problem
 from muxcluster.placement.review.assess import assess
 from muxcluster.placement.review.headroom import headroom
-from muxcluster.placement.review.verify import violations
 from muxcluster.placement.shapes.known import SHAPES
 
 FAST = settings(

@@ -8,9 +8,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from bench.muxserve.simulated.sms_over_time import sms_over_time
 from muxcluster.sim.cases.case import Case, run_case
 from muxcluster.sim.core.timeline import JobSpan
-from muxcluster.sim.plot.jobs import sms_over_time
 from muxcluster.sim.plot.style import STYLE, Colour, model_colours
 
 # When the picture begins, all models having many requests by then; how much of it is shown.

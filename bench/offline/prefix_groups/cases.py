@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.offline.baselines.lru import lru_saved_tokens
 from bench.offline.prefix_groups.unit import (
     BATCHED,
     BATCHLLM,
@@ -27,7 +28,6 @@ from bench.offline.prefix_groups.unit import (
 )
 from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.offline.choice import Unplanned
-from muxcluster.offline.order.lru import lru_saved_tokens
 from muxcluster.offline.prefix.prompts import flat_prompts
 
 # Requests of a job that has all of the memory, and of a quick one; a smaller job has proportionally

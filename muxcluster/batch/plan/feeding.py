@@ -32,9 +32,7 @@ class PlannedLine:
 class BatchUnit(Protocol):
     """A running unit, as a plan uses it; `engine.unit.Unit` is one."""
 
-    def pin(self, message: PinnedPrefix | Unpin) -> None:
-        """Pin a prefix in the cache, or unpin it."""
-        ...
+    def pin(self, message: PinnedPrefix | Unpin) -> None: ...
 
     def batch_space(self, model: str | None) -> BatchSpace:
         """Return the memory for batch requests of a model now; None: of all its models."""

@@ -20,7 +20,6 @@ _TIMES = {
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:
-    """Return the file object."""
     return {
         "id": file.file_id,
         "object": "file",

@@ -35,7 +35,6 @@ class _Marks:
             del self._times_s[1::2], self._weights[1::2]
 
     def before(self, moment_s: float) -> tuple[float, int] | None:
-        """Return the last mark up to that moment."""
         index = bisect_right(self._times_s, moment_s) - 1
         return None if index < 0 else (self._times_s[index], self._weights[index])
 
@@ -65,7 +64,6 @@ class Progress:
         self._mark(time.monotonic())
 
     def end(self, line: int, weight: int, use: Use) -> None:
-        """Count a line that has ended."""
         self.weight_under_way -= self.under_way.pop(line, 0)
         self.num_ended += 1
         self.weight_left -= weight

@@ -21,14 +21,12 @@ class StorageWaits:
         return len(self._reasons)
 
     def begin(self, batch_id: str, error: StorageFailed) -> None:
-        """Note that the batch waits because of `error`."""
         self.num_failures += 1
         if not self._reasons:
             logger.error("%s waits until the disk has room: %s", batch_id, error)
         self._reasons[batch_id] = error.reason
 
     def end(self, batch_id: str) -> None:
-        """Note that the batch does not wait."""
         if self._reasons.pop(batch_id, None) is not None and not self._reasons:
             logger.info("the disk has room again: %s goes on", batch_id)
 

@@ -41,7 +41,6 @@ _OURS = (_NAME, *(_NAME + suffix for suffix in _BESIDE), "lock", FILES, UPLOADS)
 
 
 def database_path(directory: Path) -> Path:
-    """Return the path of the database in `directory`."""
     return directory / _NAME
 
 

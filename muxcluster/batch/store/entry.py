@@ -23,7 +23,6 @@ class Entry:
 
     @property
     def model(self) -> str:
-        """The requested model."""
         name: str = self.body["model"]
         return name
 

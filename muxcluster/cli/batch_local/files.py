@@ -10,6 +10,7 @@ from pathlib import Path
 from muxcluster.batch.store.job import OPEN, Batch, Order, Status
 from muxcluster.batch.store.store import BatchStore
 from muxcluster.core.errors import ConfigError, StorageFailed
+from muxcluster.core.putting import put
 
 BATCH, INPUT = "run", "input"
 _OWNER = "local"
@@ -99,7 +100,7 @@ def _link(link: Path, file: Path) -> None:
 def _move(made: Path, place: Path) -> None:
     try:
         if made.exists():
-            made.replace(place)
+            put(made, place)
         elif not place.exists():
             place.touch()
     except OSError as error:

@@ -126,7 +126,6 @@ def local_planner(local: LocalService, settings: Mapping[str, Setting], order: s
 def local_runner(
     store: BatchStore, local: LocalService, planner: Planner, models: Sequence[str]
 ) -> BatchRunner:
-    """Return a runner of the batches of `store` on `local`."""
     answerer = LineAnswerer(local.service, lenient=False, kept=local.kept)
     return BatchRunner(store, answerer, planner, lambda: models, RunnerSettings(window=_MOST_OPEN))
 

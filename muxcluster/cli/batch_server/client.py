@@ -6,19 +6,23 @@ import os
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from muxcluster.core.errors import ConfigError, StorageFailed, Unavailable
 from muxcluster.core.inputs.web_url import checked_url
+from muxcluster.core.putting import put
 
 ApiObject = Mapping[str, Any]  # An object as OpenAI's API shows it
 TIMEOUT_S = 60.0  # until the start of each answer, and between parts of a file
 _CHUNK_BYTES = 2**20
 _REFUSALS = range(400, 500)
 _TRY_LATER = (408, 429)
+# Fields of a batch that are read here, and of its counts
+_BATCH_FIELDS = {"id", "status", "request_counts", "output_file_id", "error_file_id"}
+_COUNTS = {"total", "completed", "failed"}
 
 
 class BatchServer:
@@ -53,25 +57,28 @@ class BatchServer:
             "Content-Type": f"multipart/form-data; boundary={mark}",
             "Content-Length": str(len(head) + size + len(tail)),
         }
-        return str(self._asked("files", _form(path, size, head, tail), headers)["id"])
+        return str(self._asked("files", _form(path, size, head, tail), headers, needs={"id"})["id"])
 
     def create(self, file_id: str, endpoint: str, window: str) -> ApiObject:
         """Create a batch of an uploaded file."""
         fields = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": window}
-        return self._asked("batches", json.dumps(fields).encode(), {})
+        return self._checked(self._asked("batches", json.dumps(fields).encode()))
 
     def batch(self, batch_id: str) -> ApiObject:
         """Return one batch as it is now."""
-        return self._asked(f"batches/{quote(batch_id, safe='')}")
+        return self._checked(self._asked(f"batches/{quote(batch_id, safe='')}"))
 
     def batches(self, count: int) -> list[ApiObject]:
         """Return the newest batches."""
-        found: list[ApiObject] = self._asked(f"batches?{urlencode({'limit': count})}")["data"]
-        return found
+        path = f"batches?{urlencode({'limit': count})}"
+        found = self._asked(path, needs={"data"})["data"]
+        if not isinstance(found, list):
+            raise self._not_ours()
+        return [self._checked(each) for each in found]
 
     def cancel(self, batch_id: str) -> ApiObject:
         """Cancel a batch; it ends soon, with the answers it has."""
-        return self._asked(f"batches/{quote(batch_id, safe='')}/cancel", b"{}", {})
+        return self._checked(self._asked(f"batches/{quote(batch_id, safe='')}/cancel", b"{}"))
 
     def download(self, file_id: str, place: Path) -> None:
         """Download a file, whole or not at all. Raises StorageFailed too."""
@@ -83,24 +90,40 @@ class BatchServer:
                         file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-                part.replace(place)
+                put(part, place)
             except OSError as error:
                 raise StorageFailed(place, error.strerror or str(error)) from error
             finally:
                 part.unlink(missing_ok=True)
 
     def _asked(
-        self, path: str, data: Any = None, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        data: Any = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        needs: Set[str] = frozenset(),
     ) -> dict[str, Any]:
-        """Return the JSON of the answer. data: of a POST; None: a GET."""
+        """Return the JSON of the answer. data: of a POST; None: a GET. needs: its fields."""
         with self._answer(path, data, headers) as answer:
             try:
                 found = json.loads(answer.read())
             except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
                 raise Unavailable(f"{self.url} does not answer in JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise Unavailable(f"{self.url} is not a server with batches")
+        if not isinstance(found, dict) or not needs <= found.keys():
+            raise self._not_ours()
         return found
+
+    def _checked(self, batch: Any) -> ApiObject:
+        """Return `batch`. Raises Unavailable if it is no batch."""
+        if isinstance(batch, dict) and batch.keys() >= _BATCH_FIELDS:
+            counts = batch["request_counts"]
+            if isinstance(counts, dict) and counts.keys() >= _COUNTS:
+                return batch
+        raise self._not_ours()
+
+    def _not_ours(self) -> Unavailable:
+        return Unavailable(f"{self.url} is not a server with batches")
 
     def _answer(
         self, path: str, data: Any = None, headers: Mapping[str, str] | None = None
@@ -136,16 +159,23 @@ def _form(path: Path, size: int, head: bytes, tail: bytes) -> Iterator[bytes]:
 
 
 def _pieces(answer: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
-    """Yield the answer's body. Raises Unavailable if it ends before its length."""
-    left = int(answer.headers["Content-Length"])
-    while left:
+    """Yield the answer's body. Raises Unavailable if it ends before its length, where it has one.
+
+    A proxy that compresses or rewrites a body sends it in chunks, whose end http.client checks.
+    """
+    length = answer.headers["Content-Length"] or ""
+    left = int(length) if length.isdecimal() else None
+    while left is None or left:
         try:
-            data = answer.read(min(left, _CHUNK_BYTES))
+            data = answer.read(_CHUNK_BYTES if left is None else min(left, _CHUNK_BYTES))
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable(f"{url} broke off in the middle of a file: {error}") from error
         if not data:
+            if left is None:
+                return
             raise Unavailable(f"{url} broke off in the middle of a file")
-        left -= len(data)
+        if left is not None:
+            left -= len(data)
         yield data
 
 

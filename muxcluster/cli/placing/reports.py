@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from muxcluster.placement.memory import block_bytes, columns_of
+from muxcluster.placement.memory import block_bytes, columns_of, parts_of
 from muxcluster.placement.plan import Plan, PlannedModel, PlannedUnit
 from muxcluster.placement.problem import Demand, Problem
 from muxcluster.placement.review.assess import UnitReport, assess
@@ -54,8 +54,10 @@ class Judged:
 
     def tokens(self, unit: PlannedUnit, model: PlannedModel) -> int:
         """Return the tokens that the model's quota holds, in whole blocks of every layer."""
-        column = columns_of(self.demands[model.name], self.block_bytes(unit))
-        return model.quota_blocks // column.num_blocks(1) * column.tokens
+        demand = self.demands[model.name]
+        parts = parts_of(demand, unit.tp)
+        column = columns_of(demand, self.block_bytes(unit), parts)
+        return model.quota_blocks // parts // column.num_blocks(1) * column.tokens
 
     @cached_property
     def headroom(self) -> Headroom | None:

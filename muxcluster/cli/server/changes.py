@@ -59,7 +59,6 @@ def change_between(before: Desired | None, after: Desired, *, is_edge_new: bool)
 
 
 def change_lines(change: Change) -> Iterator[Text]:
-    """Describe the change in lines."""
     if change.is_empty:
         yield Text("nothing to change", style="green")
         return

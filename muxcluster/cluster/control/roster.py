@@ -72,7 +72,6 @@ class Roster:
         return [w.observed(is_reachable=w.record.node_id in reachable) for w in self.watches]
 
     def views(self, reachable: frozenset[str]) -> list[UnitView]:
-        """Return all units for the status."""
         return [
             UnitView(
                 watch.record,

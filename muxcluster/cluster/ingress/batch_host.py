@@ -71,7 +71,6 @@ class BatchHost:
             await asyncio.sleep(_MODELS_PERIOD_S)
 
     async def settings(self) -> ApiSettings:
-        """Return the settings it was made with."""
         return self._settings
 
     async def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:

@@ -39,7 +39,6 @@ class ControllerCalls:
 
 
 async def connect(address: UnitAddress, keys: KeyPair | None) -> UnitClient:
-    """Return a client of the unit at `address`."""
     client = UnitClient()
     await client.connect(address, keys)
     return client

@@ -126,7 +126,6 @@ def settings_of(config: Config) -> ApiSettings:
 
 
 def ingresses_of(config: Config) -> Ingresses:
-    """Return the ingresses of the configuration."""
     server = config.server
     listen = HttpAddress(server.host, server.port)
     return Ingresses(settings_of(config), listen, server.ingresses == "every-node")

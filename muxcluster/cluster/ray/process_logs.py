@@ -34,7 +34,8 @@ def log_as(name: str, level: int = logging.INFO) -> None:
         os.close(handle)
     logging.basicConfig(level=logging.WARNING, format=FORMAT)
     logging.getLogger("muxcluster").setLevel(level)
-    for library in ("ray", "ray.serve"):  # they warn about settings that are intended here
+    # they warn about settings that are intended here; a logger's filter is not its children's
+    for library in ("ray", "ray.actor", "ray.serve"):
         # a filter, because Serve resets its logger's level
         logging.getLogger(library).addFilter(lambda record: record.levelno >= logging.ERROR)
 

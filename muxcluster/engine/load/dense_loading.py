@@ -12,7 +12,7 @@ from muxcluster.engine.dense.forward import DenseForward
 from muxcluster.engine.dense.model import DenseModel, NotDense
 from muxcluster.engine.dense.padding import Padding
 from muxcluster.engine.load.dummy import DummyWeights
-from muxcluster.engine.load.filling import fill, whole
+from muxcluster.engine.load.filling import fill
 from muxcluster.engine.load.hf_config import any_config
 from muxcluster.engine.load.packing_cpu import pack_linears
 from muxcluster.engine.load.paged_loading import check_load_format, read_weights
@@ -34,7 +34,7 @@ def load_dense(spec: ModelSpec, device: str) -> DenseModel:
     with quiet_loading():
         if spec.load_format == "dummy":
             empty = skeleton(config, spec, None)
-            model = fill(empty, DummyWeights(spec.seed, device), whole, device)
+            model = fill(empty, DummyWeights(spec.seed, device), device)
         else:
             model = read_weights(config, spec, None).to(device)
         model.eval().requires_grad_(False)

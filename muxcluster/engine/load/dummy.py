@@ -7,6 +7,8 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
+from muxcluster.engine.load.division.part import Part
+
 DUMMY_STD = 0.02
 
 
@@ -21,11 +23,10 @@ class DummyWeights:
     seed: int
     device: str
 
-    def parts(
-        self, names: Sequence[str], like: Tensor, cut: tuple[slice, ...]
-    ) -> Mapping[str, Tensor]:
+    def parts(self, names: Sequence[str], like: Tensor, part: Part | None) -> Mapping[str, Tensor]:
         """Return normal numbers of DUMMY_STD; for one axis zeros for biases, ones for scales."""
-        return {names[0]: self._whole(names[0], like)[cut]}
+        whole = self._whole(names[0], like)
+        return {names[0]: whole if part is None else part.of(whole)}
 
     def _whole(self, name: str, like: Tensor) -> Tensor:
         if not like.is_meta:

@@ -1,24 +1,20 @@
 """Gives a skeleton its weights, or one rank's part of them, one tensor at a time."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from muxcluster.engine.load.division.part import Part
 from muxcluster.engine.load.skeleton import put, tied_names
-
-# returns the requested part of a tensor, given its name and whole shape
-Cut = Callable[[str, torch.Size], tuple[slice, ...]]
 
 
 class WeightSource(Protocol):
     """A source of weights; it holds no tensor after returning it."""
 
-    def parts(
-        self, names: Sequence[str], like: Tensor, cut: tuple[slice, ...]
-    ) -> Mapping[str, Tensor]:
-        """Return the part `cut` of the tensor that has all of `names`, by the names it has here.
+    def parts(self, names: Sequence[str], like: Tensor, part: Part | None) -> Mapping[str, Tensor]:
+        """Return `part`, None: all, of the tensor of all `names`, by the names it has here.
 
         The parts may be views. like: shape and type of the whole, and its value if it needs none
         from here. Different tensors under two names stay different. Raises LoadError if there is
@@ -27,29 +23,29 @@ class WeightSource(Protocol):
         ...
 
 
-def whole(name: str, shape: torch.Size) -> tuple[slice, ...]:
-    return tuple(slice(0, length) for length in shape)
-
-
-def fill(model: nn.Module, source: WeightSource, cut: Cut, device: str) -> nn.Module:
+def fill(
+    model: nn.Module, source: WeightSource, device: str, parts: Mapping[str, Part] | None = None
+) -> nn.Module:
     """Move `model` to `device` and fill all its parameters and stored buffers from `source`.
 
-    Raises LoadError as `WeightSource.parts`.
+    parts: of parameters by their first names; others are whole. Raises LoadError as
+    `WeightSource.parts`.
     """
     stored = model.state_dict(keep_vars=True)
     buffers = {name: each for name, each in stored.items() if not isinstance(each, nn.Parameter)}
     for names in list(tied_names(model)):
         like = model.get_parameter(names[0])
-        parts = {
+        mine = (parts or {}).get(names[0])
+        found = {
             name: nn.Parameter(_own(part, like.dtype, device), requires_grad=False)
-            for name, part in source.parts(names, like, cut(names[0], like.shape)).items()
+            for name, part in source.parts(names, like, mine).items()
         }
-        first = next(iter(parts.values()))
+        first = next(iter(found.values()))
         for name in names:
-            put(model, name, parts.get(name, first))
+            put(model, name, found.get(name, first))
     for name, buffer in buffers.items():
-        found = source.parts((name,), buffer, whole(name, buffer.shape))
-        put(model, name, _own(found[name], buffer.dtype, device))
+        stored_buffer = source.parts((name,), buffer, None)[name]
+        put(model, name, _own(stored_buffer, buffer.dtype, device))
     return model.to(device)
 
 

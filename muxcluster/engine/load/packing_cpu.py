@@ -51,10 +51,10 @@ class PackedLinear(nn.Module):
 
 def filled_rows(num_rows: int) -> int:
     """Return with how many rows a product of `num_rows` rows is computed; the same up to 32."""
-    # oneDNN compiles a kernel for every number of rows and keeps it for good, some 0.7 MiB per
-    # number and linear beside a cache of 1024 (its ONEDNN_PRIMITIVE_CACHE_CAPACITY does not bound
-    # the rest), and prompts come in all lengths: a worker of a tiny model grew from 300 to 830 MiB
-    # within 4,000 requests. Few numbers of rows are few kernels.
+    # oneDNN compiles a kernel for every number of rows, some 0.1 ms and 0.4 to 0.7 MiB per number
+    # and linear, and prompts come in all lengths: a worker of a tiny model grew from 300 to 830 MiB
+    # within 4,000 requests. Few numbers of rows are few kernels; how many of them a worker keeps is
+    # bounded by its environment (`owner_link.ONE_THREAD`).
     step = next(step for most, step in _ROW_STEPS if num_rows <= most)
     return -(-num_rows // step) * step
 

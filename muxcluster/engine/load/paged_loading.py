@@ -19,7 +19,7 @@ from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.forward.attention import ATTENTION_NAME
 from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.engine.load.dummy import DummyWeights
-from muxcluster.engine.load.filling import fill, whole
+from muxcluster.engine.load.filling import fill
 from muxcluster.engine.load.hf_config import DTYPES, read_config
 from muxcluster.engine.load.merging import merge_products
 from muxcluster.engine.load.parity import check_forward, has_llama_layers
@@ -49,7 +49,7 @@ def load_model(spec: ModelSpec, device: str, group: RankGroup | None = None) -> 
         if group is not None:
             model = load_part(config, spec, device, group)
         elif spec.load_format == "dummy":
-            model = fill(skeleton(config, spec), DummyWeights(spec.seed, device), whole, device)
+            model = fill(skeleton(config, spec), DummyWeights(spec.seed, device), device)
         else:
             model = _on_device(read_weights(config, spec, ATTENTION_NAME), device)
         model.eval().requires_grad_(False)

@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-import torch
 from torch import nn
 from transformers import PretrainedConfig
 
 from muxcluster.core.unitspec import ModelSpec
-from muxcluster.engine.load.division.division import Division, bounds, connect, divide
+from muxcluster.engine.load.division.division import connect, divide
 from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.engine.load.dummy import DummyWeights
-from muxcluster.engine.load.filling import Cut, WeightSource, fill, whole
+from muxcluster.engine.load.filling import WeightSource, fill
 from muxcluster.engine.load.skeleton import skeleton
 from muxcluster.engine.load.weights import WeightFiles, check_weight_files
 
@@ -30,17 +29,6 @@ def load_part(
         if spec.load_format == "dummy"
         else WeightFiles(check_weight_files(directory), str(model.base_model_prefix))
     )
-    fill(model, source, _cut(division, group), device)
+    fill(model, source, device, division.parts)
     connect(model, division, group)
     return model
-
-
-def _cut(division: Division, group: RankGroup) -> Cut:
-    def cut(name: str, shape: torch.Size) -> tuple[slice, ...]:
-        slices = list(whole(name, shape))
-        axis = division.axes.get(name)
-        if axis is not None:
-            slices[axis] = slice(*bounds(shape[axis], group))
-        return tuple(slices)
-
-    return cut

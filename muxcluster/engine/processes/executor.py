@@ -1,4 +1,4 @@
-"""Executor whose workers are child processes of a memory owner (DESIGN.md §4)."""
+"""Executor whose workers are child processes of a memory owner (design.md §4)."""
 
 import logging
 import math

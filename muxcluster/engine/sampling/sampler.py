@@ -1,4 +1,4 @@
-"""Chooses the next token of every row of a batch (DESIGN.md §4, sampling)."""
+"""Chooses the next token of every row of a batch (design.md §4, sampling)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Memory owner of a unit: loads weights once, maps the pool, forks the workers.
 
 Run as `python -m muxcluster.engine.workers.owner CONTROL_FD FORK_FD` by the unit. It keeps a single
-thread: libgomp deadlocks in a forked child whose parent has run threads (DESIGN.md §9).
+thread: libgomp deadlocks in a forked child whose parent has run threads (design.md §9).
 """
 
 import gc

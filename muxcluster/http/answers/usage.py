@@ -19,7 +19,6 @@ class UsageTally:
 
     @classmethod
     def of(cls, call: Call, deltas: Iterable[ChoiceDelta]) -> "UsageTally":
-        """Return the tally after `deltas`."""
         tally = cls(call)
         for delta in deltas:
             tally.add(delta)

@@ -32,7 +32,6 @@ class Tokenised:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all prompts."""
         return sum(len(prompt.tokens) for prompt in self.prompts)
 
 

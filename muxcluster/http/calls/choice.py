@@ -179,7 +179,6 @@ class ChoiceText:
 
 
 def one_by_one(delta: TokenDelta) -> Sequence[TokenDelta]:
-    """Return `delta` as deltas of one token each."""
     last = len(delta.tokens) - 1
     if last < 1:
         return (delta,)

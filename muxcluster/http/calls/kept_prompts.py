@@ -21,7 +21,6 @@ class KeptPrompts:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all kept prompts."""
         return self._num_tokens
 
     def keep(self, batch_id: str, lines: Mapping[int, Tokenised]) -> None:

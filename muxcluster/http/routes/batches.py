@@ -18,7 +18,6 @@ MAX_BATCHES = 100
 
 
 def batch_routes(batch_service: BatchService) -> APIRouter:
-    """Return the routes over `batch_service`."""
     router = APIRouter(prefix="/v1/batches")
 
     @router.post("", response_model=None, openapi_extra=documented(BatchBody))

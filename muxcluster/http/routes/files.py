@@ -38,7 +38,6 @@ UPLOAD_FORM = {
 
 
 def file_routes(batch_service: BatchService) -> APIRouter:
-    """Return the routes over `batch_service`."""
     router = APIRouter(prefix="/v1/files")
 
     @router.post("", response_model=None, openapi_extra=UPLOAD_FORM)

@@ -29,7 +29,6 @@ PLAIN_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def error_response(error: HttpError) -> Response:
-    """Return `error` as a response."""
     headers = error.headers
     return Response(error.body(), error.status, headers, media_type="application/json")
 

@@ -76,7 +76,6 @@ class PrefixPlan:
     def attend(
         self, query: Tensor, halves: Tensor, layer: int, *, scale: float, soft_cap: float | None
     ) -> Tensor:
-        """As `DecodePlan.attend`."""
         wide = torch.promote_types(query.dtype, torch.float32)
         sums = query.new_empty(query.shape[:3], dtype=wide)
         attended = self._distinct.attend(

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from muxcluster.core.job import SlotCopies, TableDelta
 from muxcluster.kvcache.eviction import CachedColumns
-from muxcluster.kvcache.lending.blocks import NO_RUNS, runs
-from muxcluster.kvcache.lending.columns import NO_BLOCK
+from muxcluster.kvcache.lending.blocks import NO_BLOCK, NO_RUNS, runs
 from muxcluster.kvcache.lending.state import LEFT, RIGHT, LentState, Restore
 from muxcluster.kvcache.model import ModelKv
 from muxcluster.kvcache.pool import Shortage

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from muxcluster.core.job import Side, TableDelta
 from muxcluster.kvcache.lending.blocks import (
+    NO_BLOCK,
     NO_RUNS,
     NUM_TIERS,
     HostBlocks,
@@ -20,7 +21,6 @@ from muxcluster.kvcache.lending.blocks import (
     TakeableBlocks,
     runs,
 )
-from muxcluster.kvcache.lending.columns import NO_BLOCK
 from muxcluster.kvcache.model import ModelKv
 from muxcluster.kvcache.pool import OWNER_BIT, BlockLedger, BlockPool
 from muxcluster.kvcache.tables import Lack

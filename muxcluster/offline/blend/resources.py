@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.placement.hardware import Gpu
+from muxcluster.placement.shapes.division import kv_copies
 from muxcluster.placement.shapes.shape import ModelShape
 
 Tokens = NDArray[np.float64]
@@ -22,7 +23,7 @@ class ResourceModel:
     token_s: float  # compute seconds of one token without attention
     attention_s: float  # compute seconds of one token attending to one other
     kv_s: float  # seconds to read the keys and values of one token, all heads and layers
-    kv_bytes: int  # bytes of the same
+    kv_bytes: int  # bytes of the same, on all GPUs of the unit
 
     def prefill_s(self, start: Tokens, end: Tokens) -> Tokens:
         """Return compute seconds of prompt tokens `start` to `end`, with their attention."""
@@ -55,7 +56,7 @@ def resource_model(shape: ModelShape, gpu: Gpu, tp: int = 1, itemsize: int = 2) 
     value element.
     """
     embedding = 0 if shape.tied_embeddings else shape.embedding_params
-    kv_bytes = max(1, shape.kv_bytes_per_token(itemsize))
+    kv_bytes = max(1, round(shape.kv_bytes_per_token(itemsize) * kv_copies(shape, tp)))
     flops = gpu.flops * tp
     return ResourceModel(
         2 * (shape.active_params + embedding) / flops,

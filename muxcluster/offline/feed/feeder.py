@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from muxcluster.offline.blend.lengths import estimate_lengths, known_lengths, sample_places
 from muxcluster.offline.blend.scan import DualScanner, End, Line, Taken
-from muxcluster.offline.feed.forecast import WorkingSetForecast
-from muxcluster.offline.feed.held_memory import HeldMemory
+from muxcluster.offline.feed.held_memory import HeldMemory, WorkingSetForecast
 from muxcluster.offline.feed.lines import (
     is_planned,
     keeps_families,

@@ -1,16 +1,98 @@
 """KV that the open requests of a running batch job hold now, and at their peak."""
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.offline.blend.lengths import OutputLengths
-from muxcluster.offline.blend.peak import peak_tokens
 from muxcluster.offline.blend.scan import End
-from muxcluster.offline.feed.clock import TokenClock
 from muxcluster.offline.feed.prefixes import LivePrefixes
 from muxcluster.offline.prefix.tree import PrefixTree
+
+# Means of the four quarters of an exponential distribution of mean 1: the remaining time of a
+# request of unknown length takes each of these values with equal chance.
+_LIVES = np.array((0.13, 0.47, 0.98, 2.08))
+
+
+def peak_tokens(
+    held: NDArray[np.float64], left: NDArray[np.float64], is_sure: NDArray[np.bool_]
+) -> float:
+    """Return the most tokens that these requests will hold together, if no others start.
+
+    Each gets a token a step and frees all when it ends. held: float64 [n], tokens that each holds.
+    left: float64 [n], output tokens to come. is_sure: bool [n], True where `left` is known; else it
+    is the mean of an exponential distribution.
+    """
+    if not len(held):
+        return 0.0
+    ends = np.concatenate((left[is_sure], np.outer(left[~is_sure], _LIVES).ravel()))
+    count = len(_LIVES)
+    weights = np.concatenate(
+        (
+            np.ones(np.count_nonzero(is_sure)),
+            np.full(len(ends) - np.count_nonzero(is_sure), 1 / count),
+        )
+    )
+    amounts = np.concatenate((held[is_sure], np.repeat(held[~is_sure], count)))
+    latest = np.argsort(-ends, kind="stable")
+    alive, kept = np.cumsum(weights[latest]), np.cumsum((weights * amounts)[latest])
+    return float(max(held.sum(), (kept + alive * ends[latest]).max()))
+
+
+_LEAST_TOKENS = 16  # shorter outputs are not timed: when they end says little about the rate
+_MEMORY = 0.9  # weight of earlier requests, at every request that ends
+
+
+class TokenClock:
+    """Counts the output tokens that a request gets over time; all requests decode alike.
+
+    Neither unit nor engine reports how far each request is, so the rate comes from ended ones.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0.0  # of a request that has decoded since the beginning
+        self.now = 0.0
+        self._tokens, self._seconds = 0.0, 0.0
+
+    def advance(self, now: float) -> None:
+        """Set the time, seconds, which never goes back."""
+        if self._seconds > 0:
+            self.tokens += (now - self.now) * self._tokens / self._seconds
+        self.now = now
+
+    def ended(self, tokens: int, start_s: float) -> None:
+        """Learn from a request that got its first token at `start_s` and ended with `tokens`."""
+        if tokens >= _LEAST_TOKENS and self.now > start_s:
+            self._tokens = self._tokens * _MEMORY + tokens
+            self._seconds = self._seconds * _MEMORY + self.now - start_s
+
+
+WINDOW_S = 30.0  # a burst of interactive load within this time finds the memory of the last one
+
+
+class WorkingSetForecast:
+    """The largest working set of the last `window_s` seconds.
+
+    A rise counts at once, a fall when the window has passed: memory that batch requests took
+    meanwhile would soon be taken back from them.
+    """
+
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        self._window_s = window_s
+        self._peaks: deque[tuple[float, float]] = deque()
+
+    def expect(self, now: float, held_bytes: float) -> float:
+        """Return bytes to reserve. held_bytes: held at `now` (seconds, never going back)."""
+        peaks = self._peaks
+        while peaks and peaks[-1][1] <= held_bytes:
+            peaks.pop()
+        peaks.append((now, held_bytes))
+        while peaks[0][0] < now - self._window_s:
+            peaks.popleft()
+        return peaks[0][1]
+
 
 # The peak is computed again after so many tokens, or when this share of the requests has ended.
 _STALE_TOKENS, _STALE_SHARE = 128, 1 / 16

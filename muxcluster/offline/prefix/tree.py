@@ -40,7 +40,6 @@ class PrefixTree:
 
     @property
     def prompt_tokens(self) -> int:
-        """Return the tokens of all prompts."""
         return int(self.lengths.sum())
 
     @property

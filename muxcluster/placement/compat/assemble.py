@@ -9,7 +9,13 @@ from muxcluster.placement.compat.meshes import Division
 from muxcluster.placement.compat.solo import Tenant
 from muxcluster.placement.execution import Execution, executions, planned
 from muxcluster.placement.hardware import GIB
-from muxcluster.placement.memory import DoesNotFit, block_bytes, kv_blocks, sequence_blocks
+from muxcluster.placement.memory import (
+    DoesNotFit,
+    block_bytes,
+    kv_blocks,
+    parts_of,
+    sequence_blocks,
+)
 from muxcluster.placement.plan import PlannedModel, PlannedUnit
 from muxcluster.placement.problem import Demand, Node, Problem
 from muxcluster.placement.quota import split_blocks
@@ -66,7 +72,9 @@ def _unit(problem: Problem, mesh: _PlacedMesh, tenants: Sequence[Tenant]) -> Pla
         gpus=tuple(range(mesh.first, mesh.first + mesh.size)),
         tp=mesh.size,
         kv_blocks=num_blocks,
-        models=_models(tenants, estimate(tenants), _quotas(problem, demands, num_blocks)),
+        models=_models(
+            tenants, estimate(tenants), _quotas(problem, mesh.size, demands, num_blocks)
+        ),
         execution=planned(execution),
     )
 
@@ -84,9 +92,15 @@ def _num_blocks(
         return int(cache_gb(tenants) * GIB) // block_bytes(demands, problem.limits)
 
 
-def _quotas(problem: Problem, demands: Sequence[Demand], num_blocks: int) -> tuple[int, ...]:
+def _quotas(
+    problem: Problem, size: int, demands: Sequence[Demand], num_blocks: int
+) -> tuple[int, ...]:
+    """size: of the mesh; the reference does not ask whether a model can be divided so."""
     per_block = block_bytes(demands, problem.limits)
-    floors = [sequence_blocks(each, each.max_model_len, per_block) for each in demands]
+    floors = [
+        sequence_blocks(each, each.max_model_len, per_block, parts_of(each, size))
+        for each in demands
+    ]
     weights = [each.rate * each.kv_bytes_per_token for each in demands]
     return split_blocks(num_blocks, floors, weights)
 

@@ -30,7 +30,6 @@ class Pool:
         return True
 
     def add(self, columns: Iterable[Column]) -> None:
-        """Add the columns that are new."""
         for column in columns:
             if column not in self.values:
                 self.values[column] = self._part(column)

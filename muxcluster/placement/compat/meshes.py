@@ -16,7 +16,6 @@ class Meshes:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of the cluster."""
         return sum(self.blocks)
 
     @property

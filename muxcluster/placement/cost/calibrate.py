@@ -37,7 +37,6 @@ _FREEDOM = 3.0  # most factors of e between a constant and its default
 
 
 def cell_work(shape: ModelShape, itemsize: int, cell: Cell) -> Work[float]:
-    """Return the work of a measured cell."""
     make = prefill_work if cell.phase == "prefill" else decode_work
     return make(shape, itemsize, cell.tp, cell.share, cell.batch, cell.tokens)
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from muxcluster.placement.cost.interference import slowdown
 from muxcluster.placement.cost.mixed import usual_mixed_s
 from muxcluster.placement.hardware import Gpu
+from muxcluster.placement.shapes.division import kv_copies
 from muxcluster.placement.shapes.shape import ModelShape
 
 
@@ -41,7 +42,10 @@ Number = TypeVar("Number", float, NDArray[np.float64])
 
 
 class Work(NamedTuple, Generic[Number]):
-    """One job on `tp` GPUs, `share` of the SMs of each; flops and num_bytes are of all GPUs."""
+    """One job on `tp` GPUs, `share` of the SMs of each; flops and num_bytes are of all GPUs.
+
+    KV heads that several GPUs have are counted on each, their weights once.
+    """
 
     tp: Number
     share: Number
@@ -63,7 +67,7 @@ def prefill_work(
     # the output head runs on the last token of each prompt only
     flops -= 2 * (tokens - batch) * model.vocab_size * model.hidden_size
     weights = model.touched_params(tokens) * itemsize
-    num_bytes = weights + tokens * model.kv_bytes_per_token(itemsize)
+    num_bytes = weights + tokens * model.kv_bytes_per_token(itemsize) * kv_copies(model, tp)
     return Work(tp, share, model.num_layers, model.hidden_size, flops, num_bytes, tokens, 0.0, 1.0)
 
 
@@ -73,7 +77,7 @@ def decode_work(
     """One token for each of `batch` sequences of `context` tokens."""
     flops = batch * model.flops_per_token(context)
     weights = model.touched_params(batch) * itemsize
-    num_bytes = weights + batch * model.sequence_bytes(context, itemsize)
+    num_bytes = weights + batch * model.sequence_bytes(context, itemsize) * kv_copies(model, tp)
     return Work(tp, share, model.num_layers, model.hidden_size, flops, num_bytes, batch, batch, 0.0)
 
 
@@ -97,7 +101,6 @@ def saturation(share: Number, knee: float) -> Number:
 
 
 def job_seconds(work: Work[Number], gpu: Gpu, itemsize: int, tuning: Tuning) -> Number:
-    """Seconds of one job, or of each of many."""
     sms = work.tp * saturation(work.share, tuning.compute_knee)
     compute_s = work.flops / (sms * gpu.flops * tuning.compute)
     drawn = work.tp * saturation(work.share, gpu.bandwidth_knee)

@@ -12,6 +12,7 @@ from muxcluster.placement.memory import (
     weight_bytes,
 )
 from muxcluster.placement.problem import Demand, Problem
+from muxcluster.placement.shapes.division import kv_copies
 
 
 def _ladder() -> tuple[int, ...]:
@@ -28,7 +29,9 @@ _PROMPTS = tuple(2 ** (step / 2) for step in range(-6, 25))
 class ModelCost:
     """Cost of a model, at any rate, on meshes of `tp` GPUs of one kind. Predictions are memoised.
 
-    Raises DoesNotFit if its heads cannot be split over `tp` GPUs.
+    Raises DoesNotFit if it cannot be split over `tp` GPUs.
+
+    Bytes and blocks are of all GPUs of the mesh.
 
     static_bytes: weights and block tables. activation_bytes: of one job at a time. floor_blocks:
     blocks of one sequence of the greatest length; sequence_blocks: of one of the mean length.
@@ -43,16 +46,15 @@ class ModelCost:
         self.token_budget = limits.token_budget
         self.demand = demand
         self.tp = tp
-        self.static_bytes = weight_bytes(demand) + table_bytes(demand, bytes_per_block)
-        self.activation_bytes = activation_bytes(demand, limits)
-        self.floor_blocks = sequence_blocks(demand, demand.max_model_len, bytes_per_block)
+        self.static_bytes = weight_bytes(demand, tp) + table_bytes(demand, bytes_per_block, tp)
+        self.activation_bytes = activation_bytes(demand, limits, tp)
+        self.floor_blocks = sequence_blocks(demand, demand.max_model_len, bytes_per_block, tp)
         mean = max(1, round(demand.mean_tokens))
-        self.sequence_blocks = sequence_blocks(demand, mean, bytes_per_block)
+        self.sequence_blocks = sequence_blocks(demand, mean, bytes_per_block, tp)
         self.most_blocks = max(self.floor_blocks, self.max_rows * self.sequence_blocks)
         # KV bytes that its sequences hold at 1 request/s and 1 second a token
-        self.held_bytes = demand.output_tokens * demand.shape.sequence_bytes(
-            demand.mean_tokens, demand.itemsize
-        )
+        held = demand.shape.sequence_bytes(demand.mean_tokens, demand.itemsize)
+        self.held_bytes = demand.output_tokens * held * kv_copies(demand.shape, tp)
         self.prefill_rows = max(1, int(limits.token_budget // demand.prompt_tokens))
         self._cost = cost
         self._prefill: dict[float, tuple[float, float]] = {}

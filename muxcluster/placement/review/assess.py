@@ -100,7 +100,7 @@ def _report(estimator: Estimator, unit: PlannedUnit, plan: Plan) -> UnitReport:
         prefill=_used(found, loads.prefill),
         sms=_used(found, loads.sms),
         bandwidth=_used(found, loads.bandwidth),
-        weight_bytes=sum(weight_bytes(demand) for demand in demands),
+        weight_bytes=sum(weight_bytes(demand, unit.tp) for demand in demands),
         kv_bytes=found.kv_blocks * block_bytes(demands, problem.limits),
         memory_bytes=unit.tp * node.gpu.memory_bytes,
         models=_models(found),

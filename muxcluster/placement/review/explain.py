@@ -122,7 +122,7 @@ def _explained(
         offered=tenant.rate,
         served=tenant.rate * found.served[position],
         full_rate=_full_rate(estimator, here, index),
-        weight_bytes=weight_bytes(demand),
+        weight_bytes=weight_bytes(demand, here.place.tp),
         kv_bytes=found.quotas[position] * per_block,
         load=found.load,
         load_without=left.load if left else 0.0,

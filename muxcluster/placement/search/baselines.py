@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
-from muxcluster.placement.search.orders import by_weight
 from muxcluster.placement.search.refusals import first_refusal
 
 
@@ -16,7 +15,7 @@ def spatial(builder: UnitBuilder) -> list[PlacedUnit]:
     Raises DoesNotFit if there are too few GPUs for a mesh each.
     """
     draft = Draft(builder)
-    for index in by_weight(builder):
+    for index in builder.by_weight:
         unit = _smallest(draft, index)
         if unit is None:
             raise _no_mesh(draft, index)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from muxcluster.placement.estimator import Estimator, Offer, UnitEstimate, strain
 from muxcluster.placement.hardware import Gpu
+from muxcluster.placement.memory import weight_bytes
 from muxcluster.placement.search.gpus import Kind
 
 # Part of the demand's worth that a full GPU per model costs: a tie-breaker between layouts of
@@ -104,6 +105,14 @@ class UnitBuilder:
         part = UnitBuilder(self.estimator, kinds)
         part._units = self._units
         return part
+
+    @property
+    def by_weight(self) -> list[int]:
+        """Models by their weights, largest first."""
+        demands = self.estimator.problem.demands
+        return sorted(
+            range(len(demands)), key=lambda each: weight_bytes(demands[each]), reverse=True
+        )
 
     def unit(self, gpu: Gpu, tp: int, offers: Iterable[Offer]) -> PlacedUnit | None:
         """Build a unit; None if the models do not fit."""

@@ -10,8 +10,7 @@ from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.greedy import cover, spend
 from muxcluster.placement.search.improve import improve
 from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
-from muxcluster.placement.search.orders import by_need, by_weight
-from muxcluster.placement.search.refusals import cluster_shortage, crowded_out
+from muxcluster.placement.search.refusals import cluster_shortage, crowded_out, first_refusal
 
 # Prices of a GPU, in parts of the demand's worth per GPU. At the highest, models share at any
 # loss: it is the most likely to place all models in a cluster that is short of memory.
@@ -41,7 +40,7 @@ def search(builder: UnitBuilder, end: float = math.inf) -> list[PlacedUnit]:
     per_gpu = builder.total_worth / sum(kind.num_gpus for kind in builder.kinds.values())
     drafts: list[Draft] = []
     refusals: list[DoesNotFit] = []
-    orders = by_need(builder), by_weight(builder)
+    orders = _by_need(builder), builder.by_weight
     shortage = cluster_shortage(builder, orders[1][0])
     if shortage is not None:
         raise shortage
@@ -74,3 +73,15 @@ def _drafted(
         return crowded_out(draft, left)
     spend(draft, end)
     return draft
+
+
+def _by_need(builder: UnitBuilder) -> list[int]:
+    """Return the models by the GPU time that they ask for, most first.
+
+    Raises DoesNotFit if no mesh takes one of them.
+    """
+    needs = [builder.need(index) for index in range(len(builder.estimator.problem.demands))]
+    for index, need in enumerate(needs):
+        if math.isinf(need):
+            raise first_refusal(builder, index)
+    return sorted(range(len(needs)), key=lambda index: needs[index], reverse=True)

@@ -1,4 +1,4 @@
-"""ADBS where sharing the SMs pays, `mixed` where it does not, as measured (DESIGN.md §4)."""
+"""ADBS where sharing the SMs pays, `mixed` where it does not, as measured (design.md §4)."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -119,7 +119,6 @@ class SharingJudge:
         self._decide(now)
 
     def stats(self) -> SharingStats:
-        """As it is now."""
         return SharingStats(self.shares, self.shared.value, self.mixed.value)
 
     def _alone_s(self, job: Job) -> float:
@@ -165,7 +164,6 @@ class UnsharingLane:
 
     @property
     def takes_turns(self) -> bool:
-        """As the lane in use."""
         return not self._judge.shares
 
     def proposals(self, view: LaneView, now: float) -> Iterator[Proposal]:

@@ -1,6 +1,5 @@
 """How many queries a padded batch may hold: by its measured memory against a limit (BATON §3.2)."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,9 +22,6 @@ class BatchScaling:
     row_bytes: RowBytes  # predicted; `observe` corrects it by what is really taken
     limit_bytes: int  # of the batch's cache
     max_rows: int  # at any memory
-    # Share of the limit up to which `entering` admits queries: the rest keeps those that came in
-    # from being saved again at once.
-    room: float = 0.9
     overhead: float = field(default=1.0, init=False)  # memory that batches take / predicted
     usage: float = field(default=0.0, init=False)  # memory of the last batch / limit_bytes
 
@@ -50,34 +46,9 @@ class BatchScaling:
         lengths: int [n], their cached tokens. num_rows: others in the batch, of `longest` tokens at
         most. At least one where there are no others.
         """
-        return self._num_fitting(self.limit_bytes, lengths, num_rows, longest)
-
-    def leaving(self, rows: Mapping[int, int]) -> list[int]:
-        """Return which of `rows` to save to host memory before the next step: the last to come in.
-
-        rows: queries and their cached tokens, in the order in which they came in.
-        """
-        return list(rows)[self.num_fitting(_array(rows.values())) :]
-
-    def entering(self, rows: Mapping[int, int], waiting: Mapping[int, int]) -> list[int]:
-        """Return which of `waiting`, in their order, the batch has room for; none overtakes.
-
-        An empty batch takes the first, whatever its memory.
-        """
-        lengths, longest = _array(waiting.values()), max(rows.values(), default=0)
-        limit_bytes = int(self.room * self.limit_bytes)
-        return list(waiting)[: self._num_fitting(limit_bytes, lengths, len(rows), longest)]
-
-    def _num_fitting(
-        self, limit_bytes: int, lengths: NDArray[np.integer], num_rows: int, longest: int
-    ) -> int:
         lengths = lengths[: max(0, self.max_rows - num_rows)].astype(np.int64)
         columns = np.maximum(np.maximum.accumulate(lengths), longest) + 1
         rows = num_rows + 1 + np.arange(len(columns))
         taken = rows * (self.row_bytes.fixed + self.row_bytes.per_token * columns)
-        fitting = int(np.count_nonzero(taken * self.overhead <= limit_bytes))
+        fitting = int(np.count_nonzero(taken * self.overhead <= self.limit_bytes))
         return fitting if num_rows else max(fitting, min(1, len(lengths)))
-
-
-def _array(lengths: Iterable[int]) -> NDArray[np.int64]:
-    return np.fromiter(lengths, dtype=np.int64)

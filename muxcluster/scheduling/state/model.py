@@ -122,7 +122,6 @@ class ModelState:
         return rows[: self.scaling.num_fitting(lengths, num_rows=num_rows, longest=longest)]
 
     def columns(self, num_tokens: int) -> int:
-        """Return the columns that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_tokens)
 
     def blocks(self, num_tokens: int) -> int:

@@ -163,7 +163,6 @@ class LiveRequest:
 
     @property
     def num_prompt(self) -> int:
-        """Prompt tokens."""
         return len(self.request.prompt_tokens)
 
     @property
@@ -304,7 +303,6 @@ class Waiting:
         return interactive
 
     def push(self, live: LiveRequest) -> None:
-        """Add `live`."""
         self._length += 1
         self.num_tokens += live.num_tokens
         self._queue(live).push(live)

@@ -168,7 +168,6 @@ class RunningTable:
         self._free.append(row)
 
     def start_job(self, rows: TableRows) -> None:
-        """Note that `rows` are in a running job from now on."""
         self.in_job[rows.astype(np.intp)] = True
         if rows is self._decoding:
             self._decoding, self._first_deadline_s = _NO_ROWS, None
@@ -309,7 +308,6 @@ class RunningTable:
         return self.credit_s[rows] + debt_s
 
     def has_suspect(self, rows: TableRows) -> bool:
-        """Return True where one of `rows` is a suspect."""
         return self.num_suspects > 0 and bool(self.is_suspect[rows].any())
 
     def output(self, row: int) -> NDArray[np.int32]:

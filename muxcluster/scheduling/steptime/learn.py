@@ -65,7 +65,6 @@ class PhaseLines:
         self.seen: list[ShareLine] = []  # those with a fit, in the order of their first jobs
 
     def at(self, share: float) -> "ShareLine":
-        """Return the line at a share."""
         found = self.by_share.get(share)
         if found is None:
             found = self.by_share[share] = ShareLine(self, share, self._prior(share))
@@ -173,7 +172,6 @@ class ModelLines:
         )
 
     def at(self, share: float) -> "JobLines":
-        """Return the lines at one SM share."""
         return JobLines(self._decode.at(share), self._prefill.at(share), self._mixed.at(share))
 
 
@@ -190,7 +188,6 @@ class JobLines:
     mixed: ShareLine
 
     def of(self, phase: Phase) -> ShareLine:
-        """Return the line of one phase."""
         if phase is Phase.MIXED:
             return self.mixed
         return self.decode if phase is Phase.DECODE else self.prefill

@@ -101,7 +101,7 @@ class JobTimes:
 
 
 class StepTimes:
-    """Predictions for all models of a unit (DESIGN.md §2, §7): `of` a model at an SM share.
+    """Predictions for all models of a unit (design.md §2, §7): `of` a model at an SM share.
 
     Public: copies, predictions of the host link.
     """

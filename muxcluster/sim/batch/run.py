@@ -24,9 +24,7 @@ NUM_BINS = 100  # spans of the use over time
 class BatchFeed(Protocol):
     """Hands out requests and gets their results."""
 
-    def __call__(self, scheduler: UnitScheduler, now: float) -> Sequence[Request]:
-        """Return the requests to submit now."""
-        ...
+    def __call__(self, scheduler: UnitScheduler, now: float) -> Sequence[Request]: ...
 
     def first_token(self, request_id: str) -> None:
         """Note that a fed request got a token from a job that computes prompts."""

@@ -45,7 +45,6 @@ class Repeated:
     alone_s: float = 0.0  # of the same without neighbours
 
     def end(self, now: float) -> None:
-        """Note that the job has ended."""
         entry = self.entry
         self.left -= 1
         self.count += 1
@@ -85,7 +84,6 @@ class Concurrency:
         return self._now_s + max(0.0, self.first.end - self._clock) * self._slowdown
 
     def start(self, job: Job, work: Work, now: float) -> Running:
-        """Start `job` now."""
         self._advance(now)
         entry = Running(job, work, now, self._clock, job.max_steps)
         self.running.append(entry)

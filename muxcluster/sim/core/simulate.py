@@ -155,7 +155,6 @@ class Fleet:
         return {d.unit.spec.unit_id: meter.usage(now) for d, meter in self._meters.items()}
 
     def stats(self, now: float) -> tuple[UnitStats, ...]:
-        """Return the statistics of every unit."""
         return tuple(d.scheduler.stats(now, d.unit.spec.unit_id) for d in self.drivers)
 
     def first_token(self, request_id: str, now: float) -> None:

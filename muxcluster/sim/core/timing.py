@@ -46,7 +46,7 @@ class Timing(Protocol):
 
 
 class CostTiming:
-    """Timing by `muxcluster.placement.cost` (DESIGN.md §7).
+    """Timing by `muxcluster.placement.cost` (design.md §7).
 
     Decode: rows at their mean context, halfway through the steps. Prefill: equal prompts with the
     same tokens and attention, Σ count · (start + count / 2), in sum; rows that are less than one

@@ -68,7 +68,6 @@ class SimFeed:
         self.ran = Ran()
 
     def __call__(self, scheduler: UnitScheduler, now: float) -> list[Request]:
-        """Return the requests to submit now."""
         return self.requests(scheduler, self.room(scheduler, now))
 
     def room(self, scheduler: UnitScheduler, now: float) -> Room:

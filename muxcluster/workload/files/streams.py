@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from muxcluster.core.putting import put
+
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:
     """Open for reading, UTF-8. errors: as in `open`. Raises OSError."""
@@ -32,6 +34,6 @@ def new_text(path: Path) -> Iterator[TextIO]:
             else:
                 with io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as text:
                     yield text
-        part.replace(path)
+        put(part, path)
     finally:
         part.unlink(missing_ok=True)

@@ -47,7 +47,6 @@ class StepSeries:
         self._value = value
 
     def add(self, now_s: float, change: float) -> None:
-        """Change the value by `change` from now on."""
         self._advance(now_s)
         self._value += change
 

@@ -29,7 +29,6 @@ class Window:
 
     @property
     def duration_s(self) -> float:
-        """Return the length of the window."""
         return self.end_s - self.start_s
 
     def holds(self, times_s: Floats) -> NDArray[np.bool_]:

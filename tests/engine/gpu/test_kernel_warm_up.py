@@ -3,7 +3,8 @@
 Keys under which Triton compiles are those of a fake device, which launches nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,20 @@ from bench.kernels.fake_cuda import FakeCuda, KernelKey
 from muxcluster.core.job import Phase, Rows, SharedPrefixes, WorkerSpec
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
 from muxcluster.engine.forward.prefix_rows import side_by_side
+from muxcluster.engine.gpu.green import executor as green
+from muxcluster.engine.gpu.green.executor import GreenExecutor
+from muxcluster.engine.gpu.memory.manifest import Manifest
+from muxcluster.engine.gpu.mps import worker as mps_worker
+from muxcluster.engine.gpu.mps.messages import StartWorker
+from muxcluster.engine.gpu.sm_probe import SmProbe
+from muxcluster.engine.processes.rungs import WorkerRung
 from muxcluster.engine.steps.device.captures import CallAgain
 from muxcluster.engine.steps.runner import UnitRunner
+from muxcluster.engine.unit import in_process
+from muxcluster.engine.unit.in_process import InProcessExecutor
 from tests.engine.conftest import ModelBuilder, tiny
 from tests.engine.driver import unit_of
+from tests.engine.fakes import fake_spec
 
 __all__ = ["tiny"]
 
@@ -155,3 +166,80 @@ def test_a_warm_up_touches_no_sequence(tiny: ModelBuilder) -> None:
     before = [tensor.clone() for tensor in own]
     runner.warm_up(0)
     assert all(torch.equal(a, b) for a, b in zip(own, before, strict=True))
+
+
+class Noting:
+    """A runner that runs nothing; `calls` are those of all such runners, in order."""
+
+    calls: list[tuple[str, int]]
+    backends = ()
+
+    def __init__(self, spec: UnitSpec, memory: object = None) -> None:
+        self.memory = memory or object()
+
+    def warm_up(self, worker_id: int) -> None:
+        self.calls.append(("warm up", worker_id))
+
+    def record(self, worker_id: int, share: float = 1.0) -> None:
+        self.calls.append(("record", worker_id))
+
+
+class AllInOne:
+    """Parts of a device that is not there."""
+
+    def open(self, rungs: Sequence[WorkerRung]) -> dict[int, "AllInOne"]:
+        return dict.fromkeys((rung.rung_id for rung in rungs), self)
+
+    def entered(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What executors ask of runners, which are fakes as the device is."""
+    found: list[tuple[str, int]] = []
+    monkeypatch.setattr(Noting, "calls", found, raising=False)
+    for module in (in_process, green, mps_worker):
+        monkeypatch.setattr(module, "UnitRunner", Noting)
+    monkeypatch.setattr(in_process, "open_own_context", lambda device, environment: None)
+    monkeypatch.setattr(mps_worker, "open_context", lambda device, spec, environment: None)
+    monkeypatch.setattr(mps_worker, "mapped_memory", lambda spec, manifest: manifest)
+    monkeypatch.setattr(SmProbe, "__init__", lambda probe, device: None)
+    monkeypatch.setattr(SmProbe, "run", lambda probe: frozenset({0}))
+    return found
+
+
+ON_GPU = replace(
+    fake_spec(),
+    device="cuda:0",
+    workers=(
+        WorkerSpec(0, (0.5, 1.0), frozenset({Phase.PREFILL})),
+        WorkerSpec(1, (0.5, 1.0), frozenset({Phase.DECODE})),
+    ),
+)
+
+
+def test_a_unit_in_this_process_warms_up_before_it_is_ready(calls: list[tuple[str, int]]) -> None:
+    InProcessExecutor(ON_GPU).start()
+    assert calls == [("warm up", 0), ("record", 0)]
+
+
+def test_green_workers_warm_up_once_each_before_they_are_ready(
+    calls: list[tuple[str, int]],
+) -> None:
+    executor = GreenExecutor(ON_GPU, lambda spec: AllInOne())
+    executor.start()
+    executor.close()
+    expected = [("warm up", 0), ("record", 0), ("record", 0)]
+    assert calls == expected + [(what, 1) for what, _ in expected]
+
+
+@pytest.mark.parametrize("worker_id", [0, 1])
+def test_a_worker_process_warms_up_before_it_is_ready(
+    calls: list[tuple[str, int]], worker_id: int
+) -> None:
+    mps_worker.make_runner(StartWorker(ON_GPU, WorkerRung(3, worker_id, 0.5), Manifest((), ())))
+    assert calls == [("warm up", worker_id), ("record", worker_id)]

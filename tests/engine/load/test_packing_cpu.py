@@ -1,7 +1,9 @@
 """Packed linears compute what plain ones do, and stay plain where packing does not work."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 
 from muxcluster.engine.load import packing_cpu
 from muxcluster.engine.load.packing_cpu import PackedLinear, pack_linears
+from muxcluster.engine.processes.owner_link import ONE_THREAD
 from tests.conftest import ROOT
 
 
@@ -106,24 +109,43 @@ def test_products_are_of_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) ->
     assert set(range(1, 33)) <= seen, "decode steps are as they are"
 
 
-def test_a_process_does_not_grow_with_every_number_of_rows() -> None:
-    """In a process of its own: what oneDNN keeps is the process's."""
-    script = """
+GROWTH = """
+import sys
 import torch
 from muxcluster.engine.load.packing_cpu import PackedLinear
 
 def resident_mib() -> float:
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
 
+num_linears, most_rows = map(int, sys.argv[1:])
 torch.set_num_threads(1)
 with torch.inference_mode():
-    linear = PackedLinear(torch.nn.Linear(192, 192))
-    linear(torch.randn(1, 192))
+    linears = [PackedLinear(torch.nn.Linear(192, 192 + 8 * i)) for i in range(num_linears)]
+    for linear in linears:
+        linear(torch.randn(1, 192))
     before = resident_mib()
-    for num_rows in range(1, 601):
-        linear(torch.randn(num_rows, 192))
+    for num_rows in range(1, most_rows + 1):
+        for linear in linears:
+            linear(torch.randn(num_rows, 192))
     print(resident_mib() - before)
 """
-    command = (sys.executable, "-c", script)
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    assert float(done.stdout) < 150, "it was 370 MiB with a kernel for each"
+
+
+def growth_mib(num_linears: int, most_rows: int, environment: Mapping[str, str]) -> float:
+    """Of a process of its own: what oneDNN keeps is the process's."""
+    command = (sys.executable, "-c", GROWTH, str(num_linears), str(most_rows))
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment
+    )
+    return float(done.stdout)
+
+
+def test_a_process_does_not_grow_with_every_number_of_rows() -> None:
+    grown = growth_mib(1, 600, os.environ)
+    assert grown < 150, "it was 370 MiB with a kernel for each"
+
+
+def test_a_workers_growth_has_an_end_however_many_products_it_meets() -> None:
+    """Sixteen linears at 40 numbers of rows: 640 kernels, of which it keeps a few."""
+    grown = growth_mib(16, 64, {**os.environ, **ONE_THREAD})
+    assert grown < 220, "it was 340 MiB with caches of 1,024"

@@ -1,4 +1,4 @@
-"""A job's copies move exactly the bytes they name, in the order of DESIGN.md §3, on both paths."""
+"""A job's copies move exactly the bytes they name, in the order of design.md §3, on both paths."""
 
 import mmap
 from collections.abc import Callable

@@ -4,13 +4,16 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from muxcluster.config.facts import read_facts
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.load.division.group import RankGroup
+from muxcluster.placement.shapes.division import part_of
 
 T = TypeVar("T")
 
@@ -18,7 +21,8 @@ T = TypeVar("T")
 def rank_model(spec: ModelSpec, size: int = 2) -> ModelSpec:
     """What one of `size` ranks has of a model."""
     heads, remainder = divmod(spec.shape.num_kv_heads, size)
-    assert remainder == 0
+    if remainder:
+        heads = part_of(read_facts(Path(spec.path)).shape, size).num_kv_heads
     return replace(spec, shape=replace(spec.shape, num_kv_heads=heads))
 
 

@@ -1,9 +1,11 @@
 """What a rank loads is its part of the model, no more, and the parts make the whole."""
 
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +13,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from muxcluster.config.facts import read_facts
 from muxcluster.core.errors import LoadError
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec
+from muxcluster.engine.load import rank_loading
+from muxcluster.engine.load.division import plans
 from muxcluster.engine.load.division.division import bounds
 from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.engine.load.paged_loading import load_model
 from muxcluster.engine.load.weights import WeightFiles
+from muxcluster.placement.shapes.division import part_of
+from muxcluster.placement.shapes.division import refusal as placement_refusal
 from tests.engine.parallel.conftest import ModelBuilder
 from tests.engine.parallel.ranks import on_ranks, rank_model
 from tests.models import model_spec
@@ -29,8 +36,25 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     "qwen3": {},
     "llama-ragged": {"vocab_size": 515, "tie_word_embeddings": True},
     "gemma2": {},
+    "mistral": {},
+    "opt": {},
+    "mixtral": {},
+    "qwen2_moe": {"vocab_size": 513},
+    "qwen3_moe": {},
 }
 LOADABLE = pytest.mark.parametrize("name", FAMILIES)
+
+
+@pytest.fixture(autouse=True)
+def one_skeleton_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are processes: these threads share the generator that some weights start from."""
+    lock, make = threading.Lock(), rank_loading.skeleton
+
+    def locked(*asked: Any) -> nn.Module:
+        with lock:
+            return make(*asked)
+
+    monkeypatch.setattr(rank_loading, "skeleton", locked)
 
 
 def built(tiny: ModelBuilder, name: str) -> Path:
@@ -52,8 +76,11 @@ def plain_name(name: str) -> str:
     return name.replace(".part.", ".")
 
 
-def joined(whole: Tensor, parts: list[Tensor]) -> Tensor:
+def joined(name: str, whole: Tensor, parts: list[Tensor]) -> Tensor:
     """The parts put together along the axis along which they are smaller than `whole`."""
+    if name.endswith("gate_up_proj"):
+        pairs = zip(*(part.chunk(2, dim=1) for part in parts), strict=True)
+        return torch.cat([each for half in pairs for each in half], dim=1)
     axes = [axis for axis in range(whole.ndim) if parts[0].shape[axis] < whole.shape[axis]]
     if not axes:
         assert all(torch.equal(part, parts[0]) for part in parts)
@@ -75,7 +102,7 @@ def test_the_parts_of_all_ranks_make_the_whole(
     expected = dict(whole.named_parameters(remove_duplicate=False))
     assert parts[0].keys() == expected.keys()
     for each, tensor in expected.items():
-        assert torch.equal(joined(tensor, [part[each] for part in parts]), tensor), each
+        assert torch.equal(joined(each, tensor, [part[each] for part in parts]), tensor), each
 
 
 @LOADABLE
@@ -108,19 +135,46 @@ def test_a_rank_holds_half_of_the_weights(tiny: ModelBuilder, name: str) -> None
         assert 0.5 * whole <= num_bytes(part) + 4 * 1024 and num_bytes(part) < 0.51 * whole
 
 
-def test_no_more_is_read_than_a_rank_holds(
-    tiny: ModelBuilder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = model_spec(built(tiny, "llama"), "m")
-    read: list[int] = []
-    original = WeightFiles._part
+WIDER: Mapping[str, Mapping[str, object]] = {
+    "llama-8-heads": {"num_attention_heads": 8, "vocab_size": 515},
+    "llama-3-kv-heads": {"num_attention_heads": 12, "num_key_value_heads": 3},
+    "llama-383": {"num_attention_heads": 8, "intermediate_size": 383},
+    "mistral": {},
+    "qwen2-tied": {},
+    "opt-256": {"word_embed_proj_dim": 256},
+    "mixtral-200": {"intermediate_size": 200},
+    "qwen2_moe": {"vocab_size": 513},
+    "qwen3_moe": {},
+}
+"""Replicated KV heads, experts, positions that all have, and parts of different lengths."""
 
-    def counted(self: WeightFiles, name: str, like: Tensor, cut: tuple[slice, ...]) -> Tensor:
-        part = original(self, name, like, cut)
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", WIDER)
+def test_ranks_hold_what_the_planner_counts(tiny: ModelBuilder, name: str, size: int) -> None:
+    directory = tiny(name, name.split("-")[0], **WIDER[name])
+    matrices = [
+        sum(each.nbytes for each in part.parameters() if each.ndim > 1)
+        for part in loaded(model_spec(directory, "m"), size)
+    ]
+    counted = 4 * part_of(read_facts(directory).shape, size).num_params
+    assert max(matrices) == matrices[0] == pytest.approx(counted, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "mixtral"])
+def test_no_more_is_read_than_a_rank_holds(
+    tiny: ModelBuilder, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    spec = model_spec(built(tiny, name), "m")
+    read: list[int] = []
+    original = WeightFiles._read
+
+    def counted(self: WeightFiles, *asked: Any) -> Tensor:
+        part = original(self, *asked)
         read.append(part.numel() * part.element_size())
         return part
 
-    monkeypatch.setattr(WeightFiles, "_part", counted)
+    monkeypatch.setattr(WeightFiles, "_read", counted)
     held = sum(num_bytes(part) for part in loaded(spec))
     assert sum(read) == held
 
@@ -184,39 +238,39 @@ def refusal(spec: ModelSpec, size: int = 2) -> str:
 
 
 @pytest.mark.parametrize(
-    ("family", "size", "says"),
+    ("fields", "size", "says"),
     [
-        ("mistral", 2, "4 heads and 1 KV heads cannot be divided among them"),
-        ("qwen2", 3, "cannot run on 3 GPUs: 4 heads and 2 KV heads"),
-        ("opt", 2, "transformers has no tensor-parallel plan for 'opt'"),
-        ("mixtral", 2, "experts (MixtralExperts) divided as 'moe_tp_experts', which is not"),
+        ({"num_attention_heads": 6}, 4, "6 heads cannot be divided among them"),
+        ({"intermediate_size": 3}, 4, "gate_proj has 3 outputs, which leaves a rank without any"),
     ],
 )
 def test_a_model_that_cannot_be_divided(
-    tiny: ModelBuilder, family: str, size: int, says: str
+    tiny: ModelBuilder, tmp_path: Path, fields: dict[str, object], size: int, says: str
 ) -> None:
-    directory = tiny(family, family)
-    spec = model_spec(directory, "m")
-    message = refusal(spec, size)
+    whole = tiny("llama-8", "llama", num_attention_heads=8, num_key_value_heads=2)
+    directory = with_config(whole, tmp_path / "odd", **fields)
+    message = refusal(model_spec(directory, "m", load_format="dummy"), size)
     assert message.startswith(f"{directory}/config.json: cannot run on {size} GPUs: ")
     assert says in message
+    shape = read_facts(directory).shape
+    assert placement_refusal(shape, size), "the planner would have planned it"
 
 
-def test_features_that_cannot_be_divided_evenly(tiny: ModelBuilder, tmp_path: Path) -> None:
-    directory = with_config(built(tiny, "llama"), tmp_path / "odd", intermediate_size=383)
-    spec = rank_model(model_spec(directory, "m", load_format="dummy"))
-    assert "gate_proj has 383 outputs, not a multiple" in refusal(spec)
+def test_a_family_without_a_plan(tiny: ModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "OWN_PLANS", {})
+    message = refusal(model_spec(tiny("opt", "opt"), "m"))
+    assert "transformers has no tensor-parallel plan for 'opt', nor have we" in message
 
 
 def test_a_plan_that_keeps_heads_together_is_refused(tmp_path: Path) -> None:
-    """Phi-3's fused projection is gathered again, so every rank would hold all KV heads."""
+    """OLMo 2's norms want the queries of all heads, so every rank would hold all KV heads."""
     config = AutoConfig.for_model(
-        "phi3", hidden_size=64, num_attention_heads=4, num_key_value_heads=2, vocab_size=64,
+        "olmo2", hidden_size=64, num_attention_heads=4, num_key_value_heads=2, vocab_size=64,
         intermediate_size=64, num_hidden_layers=2, pad_token_id=0,
     )  # fmt: skip
     config.save_pretrained(tmp_path)
     spec = ModelSpec("m", str(tmp_path), KvShape(2, 1, 16, 4), 64, 64, (), load_format="dummy")
-    assert "o_proj (Linear) divided as 'rowwise_split_input', which is not" in refusal(spec)
+    assert "q_proj (Linear) divided as 'colwise_gather_output', which is not" in refusal(spec)
 
 
 def test_a_missing_tensor_and_a_wrong_shape_are_named(tiny: ModelBuilder, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ CASES = (
     ("llama-ragged", "llama", {"vocab_size": 515, "tie_word_embeddings": True}),
     ("qwen2", "qwen2", {}),
     ("qwen3", "qwen3", {"num_key_value_heads": 2}),
+    ("mistral", "mistral", {}),  # one KV head, on both ranks
 )
 
 

@@ -168,11 +168,11 @@ def rank_children() -> set[int]:
     }
 
 
-def test_a_model_without_a_plan_is_refused_at_start_by_one_line(tiny: ModelBuilder) -> None:
-    directory = tiny("opt", "opt")
+def test_a_model_that_cannot_be_divided_is_refused_at_start_by_one_line(tiny: ModelBuilder) -> None:
+    directory = tiny("three", "llama", num_attention_heads=3, num_key_value_heads=1)
     spec = replace(spec_of([directory], lane="temporal", partition="none"), tp=2)
     unit, before = Unit(spec, Sink()), rank_children()
-    with pytest.raises(LoadError, match="no tensor-parallel plan for 'opt'") as caught:
+    with pytest.raises(LoadError, match="3 heads cannot be divided among them") as caught:
         unit.start()
     assert str(caught.value).startswith(f"{directory}/config.json: ")
     assert rank_children() <= before

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.planning.verify import violations
 from muxcluster.placement.compat import CompatError, cluster_score, place_compat, read_curves
 from muxcluster.placement.compat.checks import case_of
 from muxcluster.placement.compat.curves import Curves
@@ -21,7 +22,6 @@ from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.problem import Demand, Limits, Node, Problem
-from muxcluster.placement.review.verify import violations
 from muxcluster.placement.shapes.known import SHAPES
 
 A100 = GPUS["A100-80GB"]

@@ -16,7 +16,7 @@ from muxcluster.cli.views.plot.layout import (
     runs_of,
 )
 from muxcluster.cli.views.words import gpus_text, percent_text, rate_text
-from muxcluster.placement.memory import weight_bytes
+from muxcluster.placement.memory import parts_of, weight_bytes
 from muxcluster.placement.plan import PlannedModel, PlannedUnit
 from muxcluster.placement.problem import Node
 
@@ -124,7 +124,9 @@ class _Picture:
         for row, model in enumerate(models[:_MOST_MODELS]):
             place = _Box(box.left, box.top + row * _MODEL, box.width, _MODEL - 0.03)
             quota = model.quota_blocks * block_bytes * scale
-            self._model(model, place, weight_bytes(self._judged.demands[model.name]) * scale, quota)
+            demand = self._judged.demands[model.name]
+            weights = weight_bytes(demand, parts_of(demand, unit.tp)) * scale
+            self._model(model, place, weights, quota)
         if len(models) > _MOST_MODELS:
             at = (box.left, box.top + (_MOST_MODELS + 0.5) * _MODEL)
             self.canvas.text(at, f"and {len(models) - _MOST_MODELS} more models", 7)

@@ -1,15 +1,15 @@
-"""Divides weights over ranks: which axis of which weight, and the model of one rank's parts.
+"""Divides weights over ranks: which part of which weight, and the model of one rank's parts.
 
-The plan is transformers' own: `base_model_tp_plan` of the model's configuration. The vocabulary is
-divided, too, as newer versions of the library do; an output layer tied to the embeddings has the
-same part of them.
+The plan is transformers' own, `base_model_tp_plan` of the model's configuration, or ours
+(plans.py). The vocabulary is divided, too, as newer versions of the library do; an output layer
+tied to the embeddings has the same part of them.
 """
 
 # The library can also carry the plan out (`from_pretrained` with a plan). We do that ourselves,
 # because the library's way needs `accelerate`, changed its interface within the versions we
 # support, draws no dummy weights, makes every divided weight a DTensor that is unwrapped again in
-# each call, and hides its collectives in forward hooks; we need them in one class that a CUDA graph
-# can capture.
+# each call, hides its collectives in forward hooks, and refuses KV heads fewer than ranks; we need
+# the collectives in one class that a CUDA graph can capture.
 
 import re
 from collections.abc import Iterator, Mapping
@@ -21,22 +21,46 @@ from torch import nn
 
 from muxcluster.core.errors import LoadError
 from muxcluster.engine.load.division.group import RankGroup
-from muxcluster.engine.load.division.layers import GatheredLinear, SummedEmbedding, SummedLinear
+from muxcluster.engine.load.division.heads import RankHeads
+from muxcluster.engine.load.division.layers import (
+    GatheredLinear,
+    SummedEmbedding,
+    SummedExperts,
+    SummedLinear,
+)
+from muxcluster.engine.load.division.part import Part
+from muxcluster.engine.load.division.plans import (
+    BY_INPUT,
+    BY_OUTPUT,
+    EXPERTS,
+    IGNORED,
+    PACKED,
+    QKV,
+    plan_of,
+)
+from muxcluster.placement.shapes.division import (
+    expert_bounds,
+    feature_bounds,
+    fills_all,
+    part_bounds,
+)
 
-_BY_OUTPUT, _BY_INPUT = "colwise", "rowwise"
-_WHOLE = frozenset({"replicate", "replicated", "replicated_with_grad_allreduce"})
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
-Foreign = Any  # a model or configuration of transformers, with attributes that mypy does not know
+Foreign = Any  # a module or configuration of transformers, with attributes unknown to mypy
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
     """How a model's weights are divided over ranks."""
 
-    # the axis along which a parameter is divided, by name; what is not named is whole
-    axes: Mapping[str, int]
-    summed: tuple[str, ...]  # modules whose results the ranks add
+    parts: Mapping[str, Part]  # of parameters by name; what is not named is whole
+    summed: tuple[str, ...]  # linears whose results the ranks add
+    experts: tuple[str, ...]  # modules of experts, whose results the ranks add
+    # modules that own divided linears, attention among them, and which of them read numbers of
+    # heads from their configuration
+    owners: Mapping[str, bool]
+    heads: RankHeads
     # embeddings, head: by name, "" where not divided
     embeddings: str
     head: str
@@ -44,39 +68,30 @@ class Division:
 
 def bounds(length: int, group: RankGroup) -> tuple[int, int]:
     """Return first and end of this rank's part of `length` rows; the last may be short or empty."""
-    rows = -(-length // group.size)
-    return min(group.rank * rows, length), min((group.rank + 1) * rows, length)
+    return part_bounds(length, group.rank, group.size)
 
 
 def divide(model: Foreign, config_file: Path, group: RankGroup) -> Division:
     """Return how `model`, whole and perhaps without data, is divided by its plan.
 
-    Raises LoadError naming `config_file` if it has no plan, a plan that we cannot carry out, or
-    heads or features that cannot be divided evenly.
+    Raises LoadError naming `config_file` if it has no plan, a plan that we cannot carry out, heads
+    that cannot be divided evenly, or fewer features than ranks.
     """
-    _check_heads(model.config.get_text_config(), config_file, group.size)
-    axes: dict[str, int] = {}
-    summed = []
-    for name, module, style in _planned(model, config_file, group.size):
-        axis = axes[f"{name}.weight"] = _axis(name, module, style, config_file, group.size)
-        if axis:
-            summed.append(name)
-        elif module.bias is not None:
-            axes[f"{name}.bias"] = 0
-    embeddings = _divisible(model, model.get_input_embeddings(), nn.Embedding, group)
-    head = _divisible(model, model.get_output_embeddings(), nn.Linear, group)
-    if _is_tied(model) and not (embeddings and head):
-        embeddings = head = ""
-    axes |= {f"{name}.weight": 0 for name in (embeddings, head) if name}
-    if head and model.get_output_embeddings().bias is not None:
-        axes[f"{head}.bias"] = 0
-    return Division(axes, tuple(summed), embeddings, head)
+    try:
+        return _divide(model, group)
+    except _CannotDivide as refusal:
+        message = f"cannot run on {group.size} GPUs: {refusal}"
+        raise LoadError(config_file, message) from refusal
 
 
 def connect(model: Foreign, division: Division, group: RankGroup) -> None:
     """Put the layers that talk to other ranks in place; `model` holds this rank's parts already."""
+    for name, reads_config in division.owners.items():
+        division.heads.tell(model.get_submodule(name), reads_config=reads_config)
     for name in division.summed:
         model.set_submodule(name, SummedLinear(model.get_submodule(name), group))
+    for name in division.experts:
+        model.set_submodule(name, SummedExperts(model.get_submodule(name), group))
     if division.embeddings:
         part = model.get_submodule(division.embeddings)
         first, _ = bounds(part.num_embeddings, group)
@@ -89,55 +104,124 @@ def connect(model: Foreign, division: Division, group: RankGroup) -> None:
             module.out_features, module.in_features = module.weight.shape
 
 
-def _planned(model: Foreign, config_file: Path, size: int) -> Iterator[tuple[str, Foreign, str]]:
-    """Yield name, module and style of each entry of the plan, layer by layer."""
-    plan = getattr(model.config.get_text_config(), "base_model_tp_plan", None)
-    if not plan:
-        kind = model.config.model_type
-        reason = f"cannot run on {size} GPUs: transformers has no tensor-parallel plan for {kind!r}"
-        raise LoadError(config_file, reason)
+class _CannotDivide(Exception):
+    """The message says why, after "cannot run on so many GPUs"."""
+
+
+def _divide(model: Foreign, group: RankGroup) -> Division:
+    config = model.config.get_text_config()
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    heads = RankHeads(config.num_attention_heads, kv_heads, group.rank, group.size)
+    if heads.num_heads % group.size:
+        raise _CannotDivide(f"{heads.num_heads} heads cannot be divided among them")
+    parts: dict[str, Part] = {}
+    owners: dict[str, bool] = {}
+    summed, experts = [], []
+    for name, module, style in _planned(model):
+        if style == EXPERTS:
+            experts.append(name)
+        elif isinstance(module, nn.Parameter):
+            parts[name] = _expert_part(name, module, style, group)
+        else:
+            owner = name.rpartition(".")[0]
+            owners[owner] = owners.get(owner, False) or style == QKV
+            part = parts[f"{name}.weight"] = _linear_part(name, module, style, heads, group)
+            if part.axis:
+                summed.append(name)
+            elif module.bias is not None:
+                parts[f"{name}.bias"] = part
+    _check_experts(model, experts, parts)
+    embeddings, head = _vocabulary(model, group)
+    for name in filter(None, (embeddings, head)):
+        for weight, each in model.get_submodule(name).named_parameters():
+            parts[f"{name}.{weight}"] = Part(0, (bounds(len(each), group),))
+    return Division(parts, tuple(summed), tuple(experts), owners, heads, embeddings, head)
+
+
+def _planned(model: Foreign) -> Iterator[tuple[str, Foreign, str]]:
+    """Yield name, module or parameter, and style of each entry of the plan, layer by layer."""
+    config = model.config.get_text_config()
+    plan = plan_of(config)
     body = model.base_model
     prefix = "" if body is model else f"{model.base_model_prefix}."
-    for name, module in body.named_modules():
+    has_any = False
+    for name, each in (*body.named_modules(), *body.named_parameters()):
         style = plan.get(_LAYER_NUMBER.sub("*", name))
-        if style is not None and style not in _WHOLE:
-            yield prefix + name, module, style
+        if style is not None and style not in IGNORED:
+            has_any = True
+            yield prefix + name, each, style
+    if not has_any:
+        kind = model.config.model_type
+        raise _CannotDivide(f"transformers has no tensor-parallel plan for {kind!r}, nor have we")
 
 
-def _axis(name: str, module: Foreign, style: str, config_file: Path, size: int) -> int:
-    """Return the axis along which a linear's weight is divided."""
-    if style not in (_BY_OUTPUT, _BY_INPUT) or type(module) is not nn.Linear:
-        kind = type(module).__name__
-        reason = f"cannot run on {size} GPUs: its plan wants {name} ({kind}) divided as {style!r}"
-        raise LoadError(config_file, f"{reason}, which is not supported")
-    axis = 0 if style == _BY_OUTPUT else 1
-    if module.weight.shape[axis] % size:
-        reason = f"{name} has {module.weight.shape[axis]} {('outputs', 'inputs')[axis]}"
-        raise LoadError(config_file, f"cannot run on {size} GPUs: {reason}, not a multiple of it")
-    return axis
+def _linear_part(
+    name: str, module: Foreign, style: str, heads: RankHeads, group: RankGroup
+) -> Part:
+    """Return the part of a linear's weight that this rank has."""
+    if style not in (BY_OUTPUT, BY_INPUT, PACKED, QKV) or type(module) is not nn.Linear:
+        raise _unknown(name, module, style)
+    axis = 1 if style == BY_INPUT else 0
+    length = module.weight.shape[axis]
+    if style == QKV:
+        return heads.qkv_part(length)
+    if style == BY_OUTPUT and heads.are_keys_or_values(name):
+        return heads.kv_part(length)
+    length = length // 2 if style == PACKED else length
+    _check_all_filled(name, length, ("outputs", "inputs")[axis], group)
+    return _halves(axis, length, feature_bounds(length, group.rank, group.size), style)
 
 
-def _check_heads(config: Foreign, config_file: Path, size: int) -> None:
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    if heads % size or kv_heads % size:
-        reason = f"{heads} heads and {kv_heads} KV heads cannot be divided among them"
-        raise LoadError(config_file, f"cannot run on {size} GPUs: {reason}")
+def _expert_part(name: str, weight: nn.Parameter, style: str, group: RankGroup) -> Part:
+    """Return the part of the merged weight of all experts, [experts, outputs, inputs]."""
+    if weight.ndim != 3 or style not in (BY_OUTPUT, BY_INPUT, PACKED):
+        raise _unknown(name, weight, style)
+    axis = 2 if style == BY_INPUT else 1
+    length = weight.shape[axis] // (2 if style == PACKED else 1)
+    _check_all_filled(name, length, ("outputs", "inputs")[axis - 1], group)
+    return _halves(axis, length, expert_bounds(length, group.rank, group.size), style)
 
 
-def _is_tied(model: Foreign) -> bool:
-    """Return whether the layers share a weight: both are divided or neither."""
-    is_same: bool = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    return is_same
+def _halves(axis: int, length: int, mine: tuple[int, int], style: str) -> Part:
+    """Return these features, of both halves of `length` each if they are packed."""
+    first, end = mine
+    return Part(axis, (mine, (length + first, length + end)) if style == PACKED else (mine,))
 
 
-def _divisible(model: Foreign, module: Foreign, kind: type[Foreign], group: RankGroup) -> str:
+def _check_all_filled(name: str, length: int, kind: str, group: RankGroup) -> None:
+    if not fills_all(length, group.size):
+        raise _CannotDivide(f"{name} has {length} {kind}, which leaves a rank without any")
+
+
+def _unknown(name: str, module: Foreign, style: str) -> _CannotDivide:
+    kind = type(module).__name__
+    return _CannotDivide(
+        f"its plan wants {name} ({kind}) divided as {style!r}, which is not supported"
+    )
+
+
+def _check_experts(model: Foreign, experts: list[str], parts: Mapping[str, Part]) -> None:
+    """Refuse experts with weights that are whole: the ranks would add them several times."""
+    for name in experts:
+        for weight, _ in model.get_submodule(name).named_parameters():
+            if f"{name}.{weight}" not in parts:
+                raise _CannotDivide(f"its plan leaves {name}.{weight} whole")
+
+
+def _vocabulary(model: Foreign, group: RankGroup) -> tuple[str, str]:
+    """Return the names of embeddings and output layer, "" where they are whole."""
+    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    # embeddings of a class of its own may scale rows, a head of one may do anything
+    embeddings = _divisible(model, inputs, isinstance(inputs, nn.Embedding), group)
+    head = _divisible(model, outputs, type(outputs) is nn.Linear, group)
+    # layers that share a weight are both divided or neither
+    is_half = outputs.weight is inputs.weight and not (embeddings and head)
+    return ("", "") if is_half else (embeddings, head)
+
+
+def _divisible(model: Foreign, module: Foreign, is_known: bool, group: RankGroup) -> str:
     """Return the name of a vocabulary module that every rank can have rows of; "": none."""
-    # Else its class may do more than look up rows.
-    if type(module) is not kind:
-        return ""
-    num_rows = module.weight.shape[0]
-    if -(-num_rows // group.size) * (group.size - 1) >= num_rows:
+    if not is_known or not fills_all(module.weight.shape[0], group.size):
         return ""
     names: Iterator[str] = (name for name, each in model.named_modules() if each is module)
     return next(names)

@@ -5,7 +5,7 @@ A linear divided by output features needs no class: it is a smaller `nn.Linear`.
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, pad
+from torch.nn.functional import pad
 
 from muxcluster.engine.load.division.group import RankGroup
 
@@ -25,6 +25,21 @@ class SummedLinear(nn.Module):
         """Map [..., in_features / ranks] to [..., out_features], the same on every rank."""
         summed = self._group.all_reduce(self.part(inputs))
         return summed if self.bias is None else summed.add_(self.bias)
+
+
+class SummedExperts(nn.Module):
+    """Experts that are all divided by their inner features: the ranks' results are added."""
+
+    # Routers are whole, so all ranks choose the same experts for a token.
+
+    def __init__(self, part: nn.Module, group: RankGroup) -> None:
+        super().__init__()
+        self.part = part
+        self._group = group
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return what the experts make of hidden states, the same on every rank."""
+        return self._group.all_reduce(self.part(*inputs).contiguous())
 
 
 class GatheredLinear(nn.Module):
@@ -52,16 +67,16 @@ class SummedEmbedding(nn.Module):
     """Token embeddings divided by vocabulary: one rank has a token's row, the others add zeros."""
 
     def __init__(self, part: nn.Embedding, first: int, group: RankGroup) -> None:
-        """part: rows of the tokens from `first` on."""
+        """part: rows of the tokens from `first` on; it may scale what it looks up."""
         super().__init__()
+        part.padding_idx = None  # of the whole vocabulary, and for training only
         self.part = part
         self._first = first
         self._group = group
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map int64 [...] to [..., hidden_size]."""
-        weight = self.part.weight
         places = tokens - self._first
-        is_here = (places >= 0) & (places < len(weight))
-        rows = embedding(torch.where(is_here, places, 0), weight)
+        is_here = (places >= 0) & (places < len(self.part.weight))
+        rows = self.part(torch.where(is_here, places, 0))
         return self._group.all_reduce(rows.masked_fill_(~is_here.unsqueeze(-1), 0))

@@ -136,7 +136,6 @@ def kernel_constants(shape: PrefixShape, tiling: PrefixTiling) -> dict[str, Any]
 
 
 def merge_constants(shape: PrefixShape, tiling: PrefixTiling) -> dict[str, Any]:
-    """Return constants of the merge."""
     splits = tiling.prefix_splits + tiling.distinct_splits
     padded = triton.next_power_of_2(shape.head_dim)
     return {

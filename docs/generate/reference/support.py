@@ -1,0 +1,234 @@
+"""docs/reference/support.md: which model runs on what, each entry with the test that shows it.
+
+The families are read from the tests' own parametrisation, so that an entry cannot say more than
+what is tested.
+"""
+
+import ast
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from docs.generate.markdown import page, table
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+_INTRODUCTION = """\
+# Support matrix
+
+Each entry is a test, and the families are those that it runs with. All of them compare with
+Hugging Face's `generate` token for token, or with what the same unit says on partition `none`.
+"CPU" is the engine itself; "stand-in" means that the code of the GPU path runs on the CPU against
+a fake device, MPS daemon or graph. **No entry was run on a GPU.**
+
+*paged* is our attention over the shared KV pool, *dense* the model's own attention and cache in
+padded batches ([any model](../guides/any-model.md)). A width above 1 divides a model over several
+GPUs (tensor parallelism). Partitions are in [SM shares](../concepts/sm-shares.md)."""
+_REFUSED = """\
+## What is refused
+
+With one line that names the reason, when the plan is read or the unit starts:"""
+_REFUSALS = (
+    (
+        "a width above 1 for query heads that are no multiple of it, models with states, dense "
+        "models, norms over all heads (OLMo 2), model types that were not tested",
+        "the planner keeps such a model on one GPU and `place` says why",
+    ),
+    ("`partition: mps` with a dense model", "`green` or `none`"),
+    ("`partition: mps` over several GPUs", "`auto`, `green` or `none`"),
+    ("Nemotron-H, Zamba, RWKV, RecurrentGemma, LFM2, latent attention", "not yet"),
+    ("LoRA, tools, structured outputs", "400 `unsupported_parameter`; not yet"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A test, and what it runs on."""
+
+    test: str  # path::function
+    families: str  # constant of the test's module, or parameter of the function
+    width: int
+    backend: str
+    partition: str
+    where: str
+    shows: str
+
+
+EVIDENCE = (
+    Evidence(
+        "tests/engine/unit/test_greedy_equality.py::test_six_families_with_preemption_and_prefix_hits",
+        "FAMILIES", 1, "paged", "threads", "CPU",
+        "greedy output, with preemption and prefix hits, in every lane",
+    ),
+    Evidence(
+        "tests/engine/load/test_families.py::test_variants",
+        "VARIANTS", 1, "paged", "none", "CPU",
+        "variants: biases, tied weights, sliding windows, soft-caps, scaled rotary",
+    ),
+    Evidence(
+        "tests/engine/dense/test_equality.py::test_thirty_queries_come_and_go",
+        "FAMILIES", 1, "dense", "none", "CPU",
+        "greedy output while rows come and go",
+    ),
+    Evidence(
+        "tests/engine/dense/test_units.py::test_answers_are_those_of_the_library",
+        "family", 1, "dense", "none", "CPU",
+        "greedy output in a unit, beside a paged model",
+    ),
+    Evidence(
+        "tests/engine/dense/test_units.py::test_prefills_and_decodes_in_workers_of_their_own",
+        "family", 1, "dense", "threads", "CPU",
+        "prefill in one process, decode in another",
+    ),
+    Evidence(
+        "tests/engine/parallel/test_division.py::test_two_ranks_compute_what_hugging_face_does",
+        "FAMILIES", 2, "paged", "none", "CPU (gloo)",
+        "logits of two processes that hold a half each",
+    ),
+    Evidence(
+        "tests/engine/parallel/test_ranks.py::test_greedy_outputs_are_hugging_faces_with_preemption",
+        "MODELS", 2, "paged", "none", "CPU (gloo)",
+        "greedy output of two processes, with preemption",
+    ),
+    Evidence(
+        "tests/engine/steps/test_decode_graphs.py::"
+        "test_batches_that_grow_and_shrink_yield_hugging_faces_tokens",
+        "FAMILIES", 1, "paged", "none", "stand-in",
+        "decode steps recorded once and replayed, as CUDA graphs are",
+    ),
+    Evidence(
+        "tests/engine/gpu/test_capture_lint.py::test_a_decode_step_can_be_captured",
+        "FAMILIES", 1, "paged", "none", "stand-in",
+        "a decode step holds nothing that a CUDA graph cannot capture",
+    ),
+    Evidence(
+        "tests/engine/gpu/test_mps_workers.py::"
+        "test_workers_that_map_the_owners_memory_say_the_same_tokens",
+        "spec", 1, "paged", "mps", "stand-in",
+        "owner and workers over memory files, with a fake MPS daemon",
+    ),
+    Evidence(
+        "tests/engine/gpu/test_green.py::test_threads_over_one_memory_say_the_same_tokens",
+        "tiny", 1, "paged", "green", "stand-in",
+        "threads with parts of the multiprocessors in one process",
+    ),
+)  # fmt: skip
+
+
+def support_page() -> str:
+    """Return the page."""
+    found = [(each, families_of(each)) for each in EVIDENCE]
+    every = sorted({family for _, families in found for family in families})
+    columns = sorted({_column(each) for each in EVIDENCE})
+    matrix = [
+        [f"`{family}`", *(_mark(family, column, found) for column in columns)] for family in every
+    ]
+    head = ("family", *(_title(column) for column in columns))
+    rows = [
+        (
+            each.shows,
+            _families(families),
+            _title(_column(each)),
+            _link(each),
+        )
+        for each, families in found
+    ]
+    refused = table(("what", "instead"), _REFUSALS)
+    tests = table(("shows", "families", "on", "test"), rows)
+    return page(_INTRODUCTION, table(head, matrix), "## The tests", tests, _REFUSED, refused)
+
+
+def _column(each: Evidence) -> tuple[str, int, str, str]:
+    return each.backend, each.width, each.partition, each.where
+
+
+def _title(column: tuple[str, int, str, str]) -> str:
+    backend, width, partition, where = column
+    return f"{backend}, width {width}, `{partition}`: {where}"
+
+
+def _mark(
+    family: str,
+    column: tuple[str, int, str, str],
+    found: list[tuple[Evidence, tuple[str, ...]]],
+) -> str:
+    return "✓" if any(family in each and _column(row) == column for row, each in found) else ""
+
+
+def _families(families: tuple[str, ...]) -> str:
+    return ", ".join(f"`{each}`" for each in families)
+
+
+def _path(each: Evidence) -> str:
+    return each.test.partition("::")[0]
+
+
+def _link(each: Evidence) -> str:
+    return f"[{Path(_path(each)).stem}](../../{_path(each)})"
+
+
+def families_of(evidence: Evidence) -> tuple[str, ...]:
+    """Return the model families that a test runs with. Raises LookupError if it has none."""
+    path, _, name = evidence.test.partition("::")
+    module = _module(path)
+    functions = {each.name: each for each in module.body if isinstance(each, ast.FunctionDef)}
+    if name not in functions:
+        raise LookupError(f"{path} has no {name}")
+    constants = {
+        target.id: node.value
+        for node in module.body
+        for target in _targets(node)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+    }
+    found = _words(constants[evidence.families]) if evidence.families in constants else ()
+    if not found:
+        found = _parameters(functions[name], evidence.families) or _built(module)
+    families = tuple(dict.fromkeys(each.split("-")[0] for each in found))
+    if not families:
+        raise LookupError(f"{evidence.test} names no family")
+    return families
+
+
+@cache
+def _module(path: str) -> ast.Module:
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
+def _targets(node: ast.stmt) -> list[ast.Name]:
+    if isinstance(node, ast.AnnAssign):
+        return [node.target] if isinstance(node.target, ast.Name) else []
+    if isinstance(node, ast.Assign):
+        return [target for target in node.targets if isinstance(target, ast.Name)]
+    return []
+
+
+def _words(value: ast.expr) -> tuple[str, ...]:
+    """Return the names in ("llama", …), (("llama", {…}), …) or {"llama": {…}, …}."""
+    if isinstance(value, ast.Dict):
+        return tuple(key.value for key in value.keys if isinstance(key, ast.Constant))
+    if not isinstance(value, ast.Tuple | ast.List):
+        return ()
+    firsts = [each.elts[0] if isinstance(each, ast.Tuple) else each for each in value.elts]
+    return tuple(str(each.value) for each in firsts if isinstance(each, ast.Constant))
+
+
+def _parameters(function: ast.FunctionDef, name: str) -> tuple[str, ...]:
+    """Return the values of a parameter in the function's own parametrisation."""
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call) and len(decorator.args) == 2:
+            first, values = decorator.args
+            if isinstance(first, ast.Constant) and first.value == name:
+                return _words(values)
+    return ()
+
+
+def _built(module: ast.Module) -> tuple[str, ...]:
+    """Return the families that the module builds by name: `tiny("llama")`."""
+    return tuple(
+        str(node.args[0].value)
+        for node in ast.walk(module)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "tiny"
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+    )

@@ -1,0 +1,1 @@
+"""Pages of docs/results: a template a page, words of the claims, and tables of rows."""

@@ -1,0 +1,61 @@
+"""Model types that the engine can divide over GPUs, and why it cannot divide others."""
+
+from collections.abc import Mapping
+from typing import Any
+
+# Each of them, divided over 2 and 4 ranks, gave the whole model's logits, and its ranks held what
+# the planner counts (tests/engine/parallel/test_model_types.py).
+DIVIDED = frozenset(
+    {
+        *("apertus", "apertus1p5_text", "arcee", "cohere", "cohere2", "cohere2_moe", "cwm"),
+        *("ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe"),
+        *("gpt_neox", "granite", "helium", "hunyuan_v1_dense", "hyperclovax", "internlm3"),
+        *("iquestcoder", "jais2", "llama", "mellum", "ministral", "ministral3", "mistral"),
+        *("mixtral", "nanochat", "olmo", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"),
+        *("qwen3_moe", "seed_oss", "smollm3", "solar_open", "starcoder2", "vaultgemma"),
+    }
+)
+
+# Types that our attention cannot serve (engine/load/probe.py).
+_DENSE = frozenset(
+    {
+        *("afmoe", "bloom", "diffllama", "doge", "falcon", "gpt_neox_japanese", "gpt_oss"),
+        *("granite_swa", "granitemoe_swa", "jetmoe", "llama4_text", "mimo_v2_flash", "mpt"),
+        *("nemotron", "openai-gpt", "stablelm", "xglm"),
+    }
+)
+# Types with norms that need the queries and keys of all heads.
+_WIDE_NORMS = frozenset(
+    {"flex_olmo", "minimax_m2", "minimax_m3_vl_text", "olmo2", "olmo3", "olmoe"}
+)
+# Known shapes whose config.json would say so, by the beginning of their names.
+_SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "falcon-": {"model_type": "falcon"},
+    "gemma-3-4b": {"text_config": {}},
+    "gemma-3-12b": {"text_config": {}},
+    "gemma-3-27b": {"text_config": {}},
+}
+
+
+def undivided(config: Mapping[str, Any]) -> str:
+    """Return why a model of this config.json cannot be divided over GPUs.
+
+    "" if it can be, sizes aside, or if the file does not name its type.
+    """
+    if config.get("text_config") is not None:
+        return "it is part of a model of text and other media"
+    kind = str(config.get("model_type", ""))
+    if not kind or kind in DIVIDED:
+        return ""
+    if kind in _DENSE:
+        return f"models of type {kind!r} run on the dense backend"
+    if kind in _WIDE_NORMS:
+        return f"models of type {kind!r} have norms over all heads"
+    return f"for models of type {kind!r} there is no tested plan to divide them"
+
+
+def undivided_shape(name: str) -> str:
+    """Return the same for a model known by the name of its shape."""
+    short = name.strip().lower().rpartition("/")[2]
+    found = (config for prefix, config in _SHAPES.items() if short.startswith(prefix))
+    return undivided(next(found, {}))

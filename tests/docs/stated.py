@@ -1,0 +1,68 @@
+"""Figures in the documentation that are no measurements: a line of the repository sets each."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """`figure` stands in `page`; `line` of `file` sets it."""
+
+    page: str
+    figure: str
+    file: str
+    line: str
+
+
+_TEMPLATES = "docs/generate/results/pages"
+_RENDERING = "muxcluster/text/rendering/process.py"
+STATED = (
+    Stated(
+        "docs/guides/interactive-and-batch.md",
+        "30 s",
+        "muxcluster/scheduling/packing/batch.py",
+        "ageing_s: float = 30.0",
+    ),
+    Stated(
+        "docs/guides/openai-api.md",
+        "64 KiB",
+        "muxcluster/http/server/connection.py",
+        "num_bytes: int = 64 * 2**10",
+    ),
+    Stated("docs/guides/openai-api.md", "2 s", _RENDERING, "cpu_s: float = 2.0"),
+    Stated("docs/guides/openai-api.md", "512 MiB", _RENDERING, "memory_bytes: int = 512 * 2**20"),
+    Stated(
+        "docs/internals/glossary.md", "99 %", "muxcluster/workload/metrics/slo.py", "LEVEL = 0.99"
+    ),
+    Stated("docs/operations/failures.md", "5 s", "muxcluster/channel/client.py", "SILENCE_S = 5.0"),
+    Stated("docs/operations/failures.md", "10 s", "cluster.yaml", "within 10 s; Ray's defaults"),
+    Stated("docs/operations/security.md", "5 s", "muxcluster/channel/client.py", "SILENCE_S = 5.0"),
+    Stated(
+        # a heartbeat's period and the time for its answer
+        "docs/operations/security.md",
+        "4 s",
+        "muxcluster/channel/curve.py",
+        "UNREACHABLE_MS = 3000",
+    ),
+    Stated(
+        f"{_TEMPLATES}/blendserve.md",
+        "1 %",
+        "muxcluster/offline/blend/lengths.py",
+        "SAMPLE_SHARE = 0.01",
+    ),
+    Stated(f"{_TEMPLATES}/bros.md", "1.25 ×", "bench/hybrid/on_engine/parts.py", "FACTOR = 1.25"),
+    Stated(
+        f"{_TEMPLATES}/muxserve.md",
+        "95 %",
+        "bench/muxserve/simulated/judging.py",
+        "half = 1.96 * stdev(found)",
+    ),
+    Stated(
+        f"{_TEMPLATES}/muxserve.md", "99 %", "muxcluster/workload/metrics/slo.py", "LEVEL = 0.99"
+    ),
+    Stated(
+        f"{_TEMPLATES}/muxserve.md",
+        "40 requests/s",
+        "bench/muxserve/simulated/cases.py",
+        "40 requests/s for the most popular",
+    ),
+)
