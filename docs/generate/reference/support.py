@@ -90,6 +90,11 @@ EVIDENCE = (
         "greedy output of two processes, with preemption",
     ),
     Evidence(
+        "tests/engine/parallel/test_worker_groups.py::test_late_ranks_and_a_loss_amid_jobs",
+        "MATRIX_MODELS", 2, "paged", "threads", "CPU (gloo)",
+        "greedy output of two and three workers on two and four ranks, late at random, one killed",
+    ),
+    Evidence(
         "tests/engine/steps/test_decode_graphs.py::"
         "test_batches_that_grow_and_shrink_yield_hugging_faces_tokens",
         "FAMILIES", 1, "paged", "none", "stand-in",
