@@ -166,8 +166,8 @@ class PolicySection(Section):
     """How prefills and decodes run side by side: `threads` (cpu node: worker processes), `mps`
     (GPU: worker processes with a share of the SMs each, under an MPS daemon of our own), `green`
     (GPU: green contexts in one process), `none` (all in the unit's process, one job at a time).
-    `auto` on a GPU takes the first of `mps`, `green`, `none` that its node supports (over several
-    GPUs: of `green`, `none`), and logs which and why."""
+    `auto` on a GPU takes the first of `mps`, `green`, `none` that its node supports (a unit over
+    several GPUs: of `green`, `none`), and logs which and why."""
     objective: Literal["throughput", "weighted", "goodput", "fewest-gpus"] = "throughput"
     """What `place` maximises: requests/s; the same times the models' weights; those within the SLO;
     or the fewest GPUs that meet all rates."""
