@@ -18,12 +18,14 @@ from muxcluster.cli.placing.files import write_bytes
 from muxcluster.cli.placing.inputs import ProfileOption, curves_file, with_profile
 from muxcluster.cli.placing.outcome import REPLANNING, Outcome, Solver, solve
 from muxcluster.cli.placing.reports import Judged
+from muxcluster.cli.telling import tell
 from muxcluster.cli.views.check import check_lines
 from muxcluster.cli.views.explanation import answer_lines
 from muxcluster.cli.views.moves import difference_lines
 from muxcluster.cli.views.pictures import picture_of
 from muxcluster.cli.views.plan import plan_lines
 from muxcluster.cli.views.plan_summary import summary_lines
+from muxcluster.config.hub import Fetching
 from muxcluster.config.load import Config, load_config
 from muxcluster.config.planfile import read_plan
 from muxcluster.config.planning import refusals
@@ -166,7 +168,7 @@ def place(  # noqa: PLR0913 - each parameter is an option of the command line
 
 
 def _configured(path: Path, objective: Objective | None, profile: Path | None) -> Config:
-    config = load_config(path)
+    config = load_config(path, Fetching(tell=tell))
     if objective is not None:
         policy = config.policy.model_copy(update={"objective": objective.value})
         config = replace(config, policy=policy)
