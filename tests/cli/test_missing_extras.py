@@ -63,12 +63,15 @@ NEED_SERVE = (
 )
 NEED_NOTHING = (
     ["place", "CONFIG"],
+    ["place", "--known"],
+    ["init", "acme/tiny", "-o", "-"],
     ["simulate", "CONFIG", "--duration", "5", "--systems", "temporal", "--processes", "1"],
     ["batch", "plan", "JOB", "--config", "CONFIG"],
 )
 NEED_A_SERVER = (
     ["bench", "serve", "--model", "m", "--num-prompts", "1", "--url", "http://127.0.0.1:9"],
     ["status", "--url", "http://127.0.0.1:9"],
+    ["chat", "m", "--url", "http://127.0.0.1:9"],
     ["batch", "status", "--url", "http://127.0.0.1:9"],
     ["batch", "submit", "JOB", "--url", "http://127.0.0.1:9"],
 )
