@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import yaml
@@ -38,6 +39,7 @@ _PROFILE = Path("muxserve") / "llama_a100_profile.json"
 _EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "llama-a100.yaml"
 _KINDS = ("A100-80GB", "H100", "L4", "L40S", "RTX4090", "H200")
 _SHAPES = ("llama-3.2-1b", "qwen3-1.7b", "llama-3.1-8b", "qwen2.5-14b", "qwen3-30b-a3b")
+_GREEN = {"cuGreenCtxStreamCreate": None}  # a driver that has green contexts
 _WIDE = ("llama-3.1-70b", "qwen2.5-32b", "mixtral-8x7b")
 
 
@@ -47,7 +49,7 @@ class Cluster:
 
     name: str
     content: Mapping[str, Any]
-    can_share: bool = True  # its nodes have MPS; else neither MPS nor green contexts
+    can_share: bool = True  # its nodes have MPS and green contexts; else neither
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,7 @@ def _received(spec: UnitSpec, *, can_share: bool) -> UnitSpec:
         raise OSError(f"no {name}")
 
     settled = (
-        settle_partition(spec, try_daemon=lambda gpu_id: None)
+        settle_partition(spec, lambda gpu_id: None, lambda name: SimpleNamespace(**_GREEN))
         if can_share
         else settle_partition(spec, no_daemon, no_driver)
     )

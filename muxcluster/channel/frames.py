@@ -30,6 +30,10 @@ class FrameSocket:
         header = self._exactly(LENGTH_BYTES)
         return None if header is None else self._exactly(int.from_bytes(header, "little"))
 
+    def shutdown(self) -> None:
+        """End the stream both ways: the peer reads EOF, and so does a `recv` in another thread."""
+        self._stream.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close the socket; the peer reads EOF."""
         self._stream.close()

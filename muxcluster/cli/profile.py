@@ -33,12 +33,12 @@ from muxcluster.cli.telling import tell
 from muxcluster.config.hub import Fetching, Wanted
 from muxcluster.config.load import Config, load_config
 from muxcluster.core.errors import ConfigError
-from muxcluster.core.putting import put
 from muxcluster.engine.profile.grid import Grid, Point, fits
 from muxcluster.engine.profile.model import measure
 from muxcluster.placement.cost import Cost, Pair, Profile, ProfiledModel, cost_for
 from muxcluster.placement.problem import Node
 from muxcluster.placement.shapes.shape import ModelShape
+from muxcluster.workload.files.put import put
 
 FULL = Grid(shares=(), batches=(1, 2, 4, 8), lengths=(32, 128, 512), repeats=3)
 # No shares: use those that the node can be divided into.

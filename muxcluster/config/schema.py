@@ -169,8 +169,8 @@ class PolicySection(Section):
     """How prefills and decodes run side by side: `threads` (cpu node: worker processes), `mps`
     (GPU: worker processes with a share of the SMs each, under an MPS daemon of our own), `green`
     (GPU: green contexts in one process), `none` (all in the unit's process, one job at a time).
-    `auto` on a GPU takes the first of `mps`, `green`, `none` that its node supports, and logs which
-    and why."""
+    `auto` on a GPU takes the first of `mps`, `green`, `none` that its node supports (a unit over
+    several GPUs: of `green`, `none`), and logs which and why."""
     objective: Literal["throughput", "weighted", "goodput", "fewest-gpus"] = "throughput"
     """What `place` maximises: requests/s; the same times the models' weights; those within the SLO;
     or the fewest GPUs that meet all rates."""
@@ -192,7 +192,7 @@ class PolicySection(Section):
     """Decode jobs of a worker at a time. `2`: where the same sequences are sure to continue, their
     next step is sent before the last one ends, so that a GPU does not wait for Python; requests
     that arrive meanwhile wait for both. `auto`: 2 on a GPU, 1 on a CPU and for a unit of several
-    GPUs."""
+    GPUs that does not share their SMs."""
     prefix_caching: bool = True
     """Reuse the KV of equal prefixes."""
     kv_gb: Amount | None = None

@@ -1,6 +1,6 @@
 """Specification of a unit: plain frozen values that travel as JSON."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muxcluster.core.job import WorkerSpec
 from muxcluster.core.kvshape import KvShape
@@ -110,3 +110,8 @@ class UnitSpec:
     def mesh_block_bytes(self) -> int:
         """Bytes of a block over all ranks."""
         return self.tp * self.block_bytes
+
+    def of_rank(self, rank: int) -> "UnitSpec":
+        """Return what one rank loads and runs: its device, its part of the processor's threads."""
+        device = self.rank_devices[rank] if self.rank_devices else self.device
+        return replace(self, device=device, num_threads=max(1, self.num_threads // self.tp))

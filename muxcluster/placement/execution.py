@@ -18,6 +18,10 @@ _ONE_WORKER = (WorkerSpec(0, (1.0,)),)
 _PREFILL_SHARES = (0.3, 0.5, 1.0)
 _DECODE_SHARES = (0.3, 0.5, 0.7, 1.0)
 _MOST_DECODES = 2  # decode workers of a GPU, for the same reason
+# Over several GPUs jobs that run side by side must have no SM in common: a collective that waited
+# for one that another holds would wait for ever. Green contexts keep two workers apart, one from
+# each end of the GPU (engine/gpu/green/parts.py).
+_MOST_DECODES_APART = 1
 _GPU_PARTITIONS = frozenset({"auto", "mps", "green", "none"})
 _CPU_PARTITIONS = frozenset({"auto", "threads", "none"})
 
@@ -42,7 +46,8 @@ class UnitPolicy:
     scheduler: SchedulerSpec = field(default_factory=lambda: SchedulerSpec(may_unshare=True))
     # "auto", "mps" or "green" (of a GPU), "threads" (of a CPU), "none"
     partition: str = "auto"
-    pipeline_depth: int | None = None  # None: 2 on one GPU, else 1
+    # None: 1 on a CPU, and where a unit over several GPUs does not share their SMs; else 2
+    pipeline_depth: int | None = None
     num_threads: int | None = None  # of a CPU unit, None: all cores
     host_bytes: int | None = None  # host memory of a unit for lent blocks, None: by kind of GPU
     prefix_caching: bool = True
@@ -57,6 +62,9 @@ class Execution:
     workers: tuple[WorkerSpec, ...]
     pipeline_depth: int
     may_unshare: bool = False  # may run `mixed` jobs while sharing the SMs gains less
+    # Every worker has a process or thread on each GPU of the mesh, and with several a communicator
+    num_ranks: int = 1
+    is_unproven: bool = False  # no GPUs have run units in this way yet
 
     @property
     def shares_sms(self) -> bool:
@@ -76,9 +84,14 @@ class Execution:
     @property
     def num_contexts(self) -> int:
         """CUDA contexts on each GPU of the mesh: the owner's, and one for every rung under MPS."""
-        if self.partition not in ("mps", "auto"):
+        if self.partition not in ("mps", "auto") or self.num_ranks > 1:
             return 1
         return 1 + sum(len(worker.shares) for worker in self.workers)
+
+    @property
+    def num_communicators(self) -> int:
+        """Communicators between the GPUs of the mesh: one a worker."""
+        return len(self.workers) if self.num_ranks > 1 else 0
 
     @property
     def num_recordings(self) -> int:
@@ -101,19 +114,21 @@ def executions(
 ) -> tuple[Execution, ...]:
     """Return the ways in which a unit of `num_models` on `tp` GPUs can run; the planner chooses.
 
-    The first one shares SMs where that is possible. A unit over several GPUs runs one job at a
-    time: if its ranks took jobs in different orders, they would deadlock. A single model on one
-    GPU shares nothing unless a partition was named: prompts beside its decodes would read the
-    weights twice. Raises CannotRun where the named partition or pipeline depth cannot be had.
+    The first one shares SMs where that is possible. A unit over several GPUs shares them by green
+    contexts alone: MPS limits how many SMs a process has, but not which, and every rung would be a
+    process with a communicator on each GPU. A single model shares nothing unless a partition was
+    named: prompts beside its decodes would read the weights twice. Raises CannotRun where the named
+    partition cannot be had.
     """
     check_partition(gpu, policy.partition)
-    if tp > 1:
-        return (_of_ranks(tp, policy),)
-    depth = policy.pipeline_depth or (1 if gpu.is_cpu else 2)
     if gpu.is_cpu:
-        return (_on_cpu(gpu, num_models, policy, depth),)
-    alone = Execution(_alone(policy.scheduler.lane), "none", _ONE_WORKER, depth)
+        return (_on_cpu(gpu, tp, num_models, policy),)
     asked, lane = policy.partition, policy.scheduler.lane
+    is_wide = tp > 1
+    if is_wide and asked == "mps":
+        message = f"a unit over {tp} GPUs shares SMs by green contexts: use auto, green or none"
+        raise CannotRun("partition", message)
+    alone = _alone_on_gpus(tp, policy)
     if asked == "none" or lane not in SHARING_LANES or (asked == "auto" and num_models == 1):
         return (alone,)
     if gpu.shares == WHOLE:
@@ -121,7 +136,15 @@ def executions(
             raise CannotRun("partition", f"{asked} cannot be had on this node's {gpu.name}")
         return (alone,)
     may_unshare = policy.scheduler.may_unshare and lane == "adbs"
-    shared = Execution(lane, asked, _gpu_workers(num_models), depth, may_unshare)
+    shared = Execution(
+        lane,
+        asked,
+        _gpu_workers(num_models, _MOST_DECODES_APART if is_wide else _MOST_DECODES),
+        policy.pipeline_depth or 2,
+        may_unshare,
+        num_ranks=tp,
+        is_unproven=is_wide,
+    )
     return (shared, alone) if asked == "auto" and may_unshare else (shared,)
 
 
@@ -149,6 +172,7 @@ def planned(execution: Execution) -> PlannedExecution:
         ),
         pipeline_depth=execution.pipeline_depth,
         may_unshare=execution.may_unshare,
+        unproven=execution.is_unproven,
     )
 
 
@@ -167,44 +191,42 @@ def unshared(lane: str, pipeline_depth: int = 1) -> Execution:
     return Execution(lane, "none", _ONE_WORKER, pipeline_depth)
 
 
-def _of_ranks(tp: int, policy: UnitPolicy) -> Execution:
-    if policy.partition not in ("auto", "none"):
-        message = f"a unit over {tp} GPUs runs one job at a time: use auto or none"
-        raise CannotRun("partition", message)
-    if policy.pipeline_depth is not None and policy.pipeline_depth > 1:
-        message = f"a unit over {tp} GPUs takes one job at a time: use auto or 1"
-        raise CannotRun("pipeline_depth", message)
-    return Execution(_alone(policy.scheduler.lane), "none", _ONE_WORKER, 1)
+def _alone_on_gpus(tp: int, policy: UnitPolicy) -> Execution:
+    depth = policy.pipeline_depth or (2 if tp == 1 else 1)
+    lane, is_unproven = _alone(policy.scheduler.lane), tp > 1 and depth > 1
+    return Execution(lane, "none", _ONE_WORKER, depth, num_ranks=tp, is_unproven=is_unproven)
 
 
-def _on_cpu(gpu: Gpu, num_models: int, policy: UnitPolicy, depth: int) -> Execution:
-    """Return two workers if the lane can use them, each on half of the threads or on all.
+def _on_cpu(gpu: Gpu, tp: int, num_models: int, policy: UnitPolicy) -> Execution:
+    """Return two workers if the lane can use them, each on half of a rank's threads or on all.
 
     With adbs and one model, return one: it keeps all cores busy alone, and prompts beside its
     decodes would read the weights twice (measured: 1.2 times the tokens/s in one forward pass).
     """
     lane = policy.scheduler.lane
-    partition = "threads" if policy.partition == "auto" else policy.partition
-    num_threads = policy.num_threads or gpu.num_sms
+    depth = policy.pipeline_depth or 1
+    num_threads = (policy.num_threads or gpu.num_sms) // tp
     is_shared = (
-        partition == "threads"
+        policy.partition != "none"
         and num_threads > 1
         and lane in SHARING_LANES
         and (lane != "adbs" or num_models > 1)
     )
     if not is_shared:
-        return Execution(_alone(lane), partition, _ONE_WORKER, depth)
+        partition = "threads" if tp == 1 else "none"
+        partition = partition if policy.partition == "auto" else policy.partition
+        return Execution(_alone(lane), partition, _ONE_WORKER, depth, num_ranks=tp)
     workers = tuple(WorkerSpec(worker_id, (0.5, 1.0)) for worker_id in (0, 1))
     may_unshare = policy.scheduler.may_unshare and lane == "adbs"
-    return Execution(lane, partition, workers, depth, may_unshare)
+    return Execution(lane, "threads", workers, depth, may_unshare, num_ranks=tp)
 
 
-def _gpu_workers(num_models: int) -> tuple[WorkerSpec, ...]:
+def _gpu_workers(num_models: int, most_decodes: int) -> tuple[WorkerSpec, ...]:
     """Return one worker for prefills (and mixed jobs without sharing), others for decodes."""
     prefill = WorkerSpec(0, _PREFILL_SHARES, frozenset({Phase.PREFILL, Phase.MIXED}))
     decodes = (
         WorkerSpec(1 + index, _DECODE_SHARES, frozenset({Phase.DECODE}))
-        for index in range(min(num_models, _MOST_DECODES))
+        for index in range(min(num_models, most_decodes))
     )
     return (prefill, *decodes)
 

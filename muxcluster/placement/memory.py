@@ -11,6 +11,9 @@ from muxcluster.placement.shapes.division import part_of, refusal
 _CONTEXT_BYTES = GIB // 2  # CUDA context and kernels of one process
 # Counted on every GPU, even if a unit has one process there: its allocator needs some memory too.
 _LEAST_CONTEXTS = 3
+# Buffers of a NCCL communicator on each of its GPUs; assumed, not yet measured. One a unit lies
+# within the least contexts.
+_COMMUNICATOR_BYTES = GIB // 4
 _WORKSPACE_BYTES = 32 * 2**20  # of cuBLAS for every stream, set by torch on Hopper
 _LOGITS_ROWS = 256  # most rows with fp32 logits at the same time
 
@@ -108,7 +111,7 @@ def table_bytes(demand: Demand, bytes_per_block: int, tp: int = 1) -> int:
 
 
 def usable_bytes(gpu: Gpu, tp: int, execution: Execution | None = None) -> int:
-    """Memory of a mesh for weights, KV and buffers, without the processes' contexts.
+    """Memory of a mesh for weights, KV and buffers, without contexts and communicators.
 
     execution: None counts the fewest processes that a unit has.
     """
@@ -116,7 +119,9 @@ def usable_bytes(gpu: Gpu, tp: int, execution: Execution | None = None) -> int:
     if gpu.is_cpu:
         return usable
     num_contexts = 1 if execution is None else execution.num_contexts
-    return usable - tp * max(_LEAST_CONTEXTS, num_contexts) * _CONTEXT_BYTES
+    num_communicators = 0 if execution is None else execution.num_communicators
+    processes = max(_LEAST_CONTEXTS, num_contexts) * _CONTEXT_BYTES
+    return usable - tp * (processes + max(0, num_communicators - 1) * _COMMUNICATOR_BYTES)
 
 
 def recorded_bytes(gpu: Gpu, tp: int, demands: Sequence[Demand], execution: Execution) -> int:

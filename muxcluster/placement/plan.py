@@ -40,6 +40,7 @@ class PlannedExecution(_Frozen):
     workers: tuple[PlannedWorker, ...]
     pipeline_depth: Annotated[int, Field(ge=1)]
     may_unshare: bool = False
+    unproven: bool = False  # no GPUs have run units in this way yet
 
 
 class PlannedUnit(_Frozen):

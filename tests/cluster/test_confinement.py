@@ -87,7 +87,7 @@ def test_until_it_is_ready_its_processes_say_what_ours_say_and_nothing_else(
 ) -> None:
     """No library's warnings: each line has a time, a module of ours and no traceback."""
     server.url()
-    (end,) = (i for i, line in enumerate(server.lines) if "ready after" in line)
+    end = next(i for i, line in enumerate(server.lines) if line.startswith("ready after"))
     shown = [line for line in server.lines[:end] if re.match(r"\S+ \| ", line)]
     assert shown
     ours = r"\S+ \| \d{4}-\d\d-\d\d [\d:,]+ (INFO )?muxcluster\.\S+ "

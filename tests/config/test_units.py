@@ -322,16 +322,24 @@ def test_a_unit_of_two_gpus_is_told_what_one_rank_has(write, model_directory) ->
     assert (unit.partition, len(unit.workers), unit.scheduler.lane) == ("none", 1, "mixed")
 
 
-def test_ranks_take_one_job_at_a_time(write, model_directory) -> None:
+@pytest.mark.parametrize(
+    ("policy", "partition", "num_workers", "lane", "depth"),
+    [
+        ("partition: auto", "none", 1, "mixed", 1),  # of one model: it would share with none
+        ("partition: green", "green", 2, "adbs", 2),
+        ("partition: green, pipeline_depth: 1", "green", 2, "adbs", 1),
+        ("partition: none, pipeline_depth: 2", "none", 1, "mixed", 2),
+        ("partition: green, scheduler: temporal", "none", 1, "temporal", 1),
+    ],
+)
+def test_how_ranks_run_their_jobs(
+    write, model_directory, policy: str, partition: str, num_workers: int, lane: str, depth: int
+) -> None:
     model_directory("tiny")
-    for depth in ("auto", "1"):
-        config = load_config(write(TWO_GPUS.replace("PARTITION", f"pipeline_depth: {depth}")))
-        (unit,) = unit_specs(config, on_two_gpus(config))
-        assert unit.scheduler.pipeline_depth == 1
-    config = load_config(write(TWO_GPUS.replace("PARTITION", "pipeline_depth: 2")))
-    message = r"policy\.pipeline_depth: a unit over 2 GPUs takes one job at a time"
-    with pytest.raises(ConfigError, match=message):
-        unit_specs(config, on_two_gpus(config))
+    config = load_config(write(TWO_GPUS.replace("PARTITION", policy)))
+    (unit,) = unit_specs(config, on_two_gpus(config))
+    assert (unit.partition, len(unit.workers)) == (partition, num_workers)
+    assert (unit.scheduler.lane, unit.scheduler.pipeline_depth) == (lane, depth)
 
 
 @pytest.mark.parametrize(
@@ -357,10 +365,10 @@ def test_tokens_from_which_prefixes_are_shared(
     assert unit.scheduler.shared_prefix_tokens == tokens
 
 
-def test_ranks_share_no_gpu_in_parts(write, model_directory) -> None:
+def test_ranks_share_no_gpu_under_mps(write, model_directory) -> None:
     model_directory("tiny")
     config = load_config(write(TWO_GPUS.replace("PARTITION", "partition: mps")))
-    message = r"policy\.partition: a unit over 2 GPUs runs one job at a time: use auto or none"
+    message = r"policy\.partition: a unit over 2 GPUs shares SMs by green contexts: use auto, green"
     with pytest.raises(ConfigError, match=message):
         unit_specs(config, on_two_gpus(config))
 

@@ -31,7 +31,8 @@ def group_of_one(device: str = "cuda:0") -> Answer:
     captures = import_module("muxcluster.engine.steps.device.captures")
     place = torch.device(device)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        group = processgroup.ProcessGroup(0, 1, device, Path(folder) / "store")
+        group = processgroup.ProcessGroup(0, 1, device)
+        group.join(Path(folder) / "store")
         torch.manual_seed(0)
         plain = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, _WIDTH, bias=False))
         plain.to(place)
@@ -55,7 +56,7 @@ def group_of_one(device: str = "cuda:0") -> Answer:
             expected = (inputs @ reference[0].T + bias) @ reference[1].T
             worst = max(worst, _relative_error(result, expected))
         is_recorded = group.num_calls == calls
-        group.close()
+        group.leave()
     right = worst < _TOLERANCE and (is_recorded or place.type == "cpu")
     how = "are in the graph" if is_recorded else "run from Python at every step"
     text = f"collectives of a group of one {how}; relative error after replays {worst:.1e}"

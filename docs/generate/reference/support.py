@@ -34,7 +34,7 @@ _REFUSALS = (
         "the planner keeps such a model on one GPU and `place` says why",
     ),
     ("`partition: mps` with a dense model", "`green` or `none`"),
-    ("sharing of SMs over several GPUs", "such a unit runs lane `mixed`, one job at a time"),
+    ("`partition: mps` over several GPUs", "`auto`, `green` or `none`"),
     ("Nemotron-H, Zamba, RWKV, RecurrentGemma, LFM2, latent attention", "not yet"),
     ("LoRA, tools, structured outputs", "400 `unsupported_parameter`; not yet"),
 )
@@ -88,6 +88,16 @@ EVIDENCE = (
         "tests/engine/parallel/test_ranks.py::test_greedy_outputs_are_hugging_faces_with_preemption",
         "MODELS", 2, "paged", "none", "CPU (gloo)",
         "greedy output of two processes, with preemption",
+    ),
+    Evidence(
+        "tests/engine/parallel/test_families_on_ranks.py::test_every_family",
+        "MATRIX", 4, "paged", "none", "CPU (gloo)",
+        "greedy output of two and of four ranks, replicated KV heads and experts included",
+    ),
+    Evidence(
+        "tests/engine/parallel/test_worker_groups.py::test_late_ranks_and_a_loss_amid_jobs",
+        "MATRIX_MODELS", 2, "paged", "threads", "CPU (gloo)",
+        "greedy output of two and three workers on two and four ranks, late at random, one killed",
     ),
     Evidence(
         "tests/engine/steps/test_decode_graphs.py::"

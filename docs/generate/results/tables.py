@@ -348,11 +348,11 @@ def _signed(share: float | None) -> str:
     return f"{round(100 * share) + 0.0:+g} %".replace("-", "−")
 
 
-# The commit of records that were simulated with units which the engine does not build.
+# The commit of records that were simulated with units on more rungs than the engine's.
 _SHARING_OVER_GPUS = "86625897"
 _CAVEAT = (
-    "**These figures are of units that share SMs over several GPUs, which the engine does not "
-    "build**; they are to be simulated again."
+    "**These figures are of units that share SMs over several GPUs on more rungs than the "
+    "engine's**; they are to be simulated again."
 )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from muxcluster.batch.store.job import OPEN, Batch, Order, Status
 from muxcluster.batch.store.store import BatchStore
 from muxcluster.core.errors import ConfigError, StorageFailed
-from muxcluster.core.putting import put
+from muxcluster.workload.files.put import put
 
 BATCH, INPUT = "run", "input"
 _OWNER = "local"

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 from muxcluster.cli.asking import answer_of, bearer
 from muxcluster.core.errors import ConfigError, StorageFailed, Unavailable
 from muxcluster.core.inputs.web_url import checked_url
-from muxcluster.core.putting import put
+from muxcluster.workload.files.put import put
 
 ApiObject = Mapping[str, Any]  # An object as OpenAI's API shows it
 TIMEOUT_S = 60.0  # until the start of each answer, and between parts of a file

@@ -84,9 +84,10 @@ def _lane_text(unit: PlannedUnit) -> str:
     if unit.execution is None:
         return "lane by default"
     can_share = len(unit.execution.workers) > 1
+    text = f"{unit.execution.lane} on shared SMs" if can_share else unit.execution.lane
     if can_share and all(model.prefill_sm == 1 for model in unit.models):
-        return "mixed (can share SMs)"
-    return f"{unit.execution.lane} on shared SMs" if can_share else unit.execution.lane
+        text = "mixed (can share SMs)"
+    return f"{text}, unproven" if unit.execution.unproven else text
 
 
 def _limit(judged: Judged, report: UnitReport) -> str:

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,34 +32,49 @@ def backend_for(devices: Sequence[str]) -> str:
 
 
 class ProcessGroup:
-    """A `RankGroup` of processes on one node, through torch.distributed; it may have one member."""
+    """A `RankGroup` of processes on one node, through torch.distributed; it may have one member.
 
-    def __init__(
-        self, rank: int, size: int, device: str, meeting_point: Path, backend: str | None = None
-    ) -> None:
-        """Block until all ranks have joined.
+    Its collectives work between `join` and `leave`; it may be joined again, in a fork too: gloo's
+    threads end with `leave` (tests/engine/parallel/test_process_group.py).
+    """
 
-        meeting_point: a file that all of them can reach and that does not exist yet; one group per
-        process. backend: NCCL or GLOO, by default NCCL on GPUs and gloo on CPUs.
-        """
-        place = torch.device(device)
-        backend = backend or backend_for([device])
-        if backend == GLOO:
-            _prefer_loopback()
-        if place.type == "cuda":
-            torch.cuda.set_device(place)
-        dist.init_process_group(
-            backend,
-            init_method=meeting_point.as_uri(),
-            rank=rank,
-            world_size=size,
-            timeout=_NEVER,
-            device_id=place if backend == NCCL else None,
-        )
+    def __init__(self, rank: int, size: int, device: str, backend: str | None = None) -> None:
+        """backend: NCCL or GLOO, by default NCCL on GPUs and gloo on CPUs."""
         self._rank = rank
         self._size = size
-        self._has_gloo = backend == GLOO
+        self._place = torch.device(device)
+        self._backend = backend or backend_for([device])
+        self._has_gloo = self._backend == GLOO
         self._num_calls = 0
+        self._handle: Any = None  # of torch; None: its default group
+
+    def join(self, meeting_point: Path) -> None:
+        """Block until all ranks have joined; one group per process, and those made `beside` it.
+
+        meeting_point: a file that all of them can reach and that does not exist yet.
+        """
+        if self._has_gloo:
+            _prefer_loopback()
+        if self._place.type == "cuda":
+            torch.cuda.set_device(self._place)
+        dist.init_process_group(
+            self._backend,
+            init_method=meeting_point.as_uri(),
+            rank=self._rank,
+            world_size=self._size,
+            timeout=_NEVER,
+            device_id=None if self._has_gloo else self._place,
+        )
+        self._num_calls = 0
+
+    def beside(self) -> "ProcessGroup":
+        """Return a second group of the same joined ranks, with a communicator of its own.
+
+        All ranks make the same calls in the same order. `leave` of the first ends both.
+        """
+        other = ProcessGroup(self._rank, self._size, str(self._place), self._backend)
+        other._handle = dist.new_group(timeout=_NEVER, backend=self._backend)
+        return other
 
     @property
     def rank(self) -> int:
@@ -81,21 +97,21 @@ class ProcessGroup:
     def all_reduce(self, partial: Tensor) -> Tensor:
         self._num_calls += 1
         here = self._reachable(partial)
-        dist.all_reduce(here)
+        dist.all_reduce(here, group=self._handle)
         return partial if here is partial else partial.copy_(here)
 
     def gather(self, part: Tensor) -> Tensor:
         self._num_calls += 1
         here = self._reachable(part)
         whole = here.new_empty((self._size, *here.shape))
-        _all_gather(whole.view(-1), here.contiguous().view(-1))
+        _all_gather(whole.view(-1), here.contiguous().view(-1), group=self._handle)
         return whole.to(part.device).movedim(0, -2).reshape(*part.shape[:-1], -1)
 
     def _reachable(self, tensor: Tensor) -> Tensor:
         """Return the tensor, or a copy in host memory (a wait for the device) if gloo needs it."""
         return tensor.cpu() if self._has_gloo and tensor.is_cuda else tensor
 
-    def close(self) -> None:
+    def leave(self) -> None:
         """Leave the group; the other ranks should leave, too."""
         dist.destroy_process_group()
 

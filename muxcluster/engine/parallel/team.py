@@ -5,7 +5,9 @@ import select
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
@@ -14,10 +16,77 @@ from muxcluster.engine.processes.child_process import STOP_GRACE_S
 from muxcluster.engine.processes.liveness import Patience, Pulse
 
 
-def _server_folder() -> str | None:
-    """Return the private folder of this unit's server, which is cleaned after a kill."""
+def meeting_folder() -> Path:
+    """Return a new folder for the files at which ranks meet, in the server's private folder."""
+    # That one is cleaned after a kill.
     folder = os.environ.get("MUXCLUSTER_FOLDER")
-    return folder if folder is not None and os.path.isdir(folder) else None
+    within = folder if folder is not None and os.path.isdir(folder) else None
+    return Path(tempfile.mkdtemp(prefix="muxcluster-ranks-", dir=within))
+
+
+class RankProcess(Protocol):
+    """The process that loads one rank's part of the models."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def fileno(self) -> int:
+        """Descriptor to select on for its answer."""
+        ...
+
+    def load(self, spec: UnitSpec) -> None:
+        """Send it what to load. Raises RankLost."""
+        ...
+
+    def loaded(self, spec: UnitSpec) -> None:
+        """Take its answer. Raises LoadError, EngineFailure."""
+        ...
+
+    def close(self) -> None:
+        """Let it end by itself; `reap` must follow."""
+        ...
+
+    def reap(self, grace_s: float) -> object:
+        """Wait for its end; kill it after `grace_s` seconds."""
+        ...
+
+
+def load_together(links: Sequence[RankProcess], spec: UnitSpec, patience: Patience) -> None:
+    """Let every rank load its part, all at a time; block until all have.
+
+    Raises LoadError with the message of the first that cannot, EngineFailure if a rank died, hung,
+    or raised something else. Kill and reap them then: the others may wait for it.
+    """
+    waiting = list(links)
+    try:
+        for link in waiting:
+            link.load(spec)
+    except RankLost as loss:
+        raise EngineFailure(f"{spec.unit_id} cannot start: {loss}") from loss
+    pulses = [Pulse(link.pid) for link in links]
+    while waiting:
+        ready = select.select(waiting, [], [], patience.load_beat_s)[0]
+        for link in ready:
+            link.loaded(spec)
+            waiting.remove(link)
+        if not ready:
+            for pulse in pulses:
+                pulse.beat(is_busy=True)
+            if all(pulse.is_silent for pulse in pulses):
+                raise EngineFailure(f"the ranks of {spec.unit_id} hung while loading")
+
+
+def stop_together(links: Sequence[RankProcess], folder: Path) -> None:
+    """Let the ranks end themselves, kill those that do not, and reap them; delete `folder`.
+
+    folder: where they meet. Idempotent.
+    """
+    for link in links:
+        link.close()
+    deadline_s = time.monotonic() + STOP_GRACE_S
+    for link in links:
+        link.reap(max(0.0, deadline_s - time.monotonic()))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class RankTeam:
@@ -26,33 +95,13 @@ class RankTeam:
     def __init__(self, spec: UnitSpec, patience: Patience) -> None:
         self._spec = spec
         self._patience = patience
-        self._directory = Path(tempfile.mkdtemp(prefix="muxcluster-ranks-", dir=_server_folder()))
+        self._directory = meeting_folder()
         meeting_point = self._directory / "store"
         self.links = tuple(RankLink(rank, meeting_point, patience) for rank in range(spec.tp))
 
     def load(self) -> None:
-        """Let every rank load its part, all at a time; block until all have.
-
-        Raises LoadError with the message of the first that cannot, EngineFailure if a rank died,
-        hung, or raised something else. Call `kill` and `stop` then: the others may wait for it.
-        """
-        waiting = list(self.links)
-        try:
-            for link in waiting:
-                link.load(self._spec)
-        except RankLost as loss:
-            raise EngineFailure(f"{self._spec.unit_id} cannot start: {loss}") from loss
-        pulses = [Pulse(link.pid) for link in self.links]
-        while waiting:
-            ready = select.select(waiting, [], [], self._patience.load_beat_s)[0]
-            for link in ready:
-                link.loaded(self._spec)
-                waiting.remove(link)
-            if not ready:
-                for pulse in pulses:
-                    pulse.beat(is_busy=True)
-                if all(pulse.is_silent for pulse in pulses):
-                    raise EngineFailure(f"the ranks of {self._spec.unit_id} hung while loading")
+        """As `load_together`; call `kill` and `stop` if it raises."""
+        load_together(self.links, self._spec, self._patience)
 
     def beat(self) -> None:
         """Take every pulse. Raises RankLost if a rank was stopped, or no busy rank works."""
@@ -83,10 +132,5 @@ class RankTeam:
             link.kill()
 
     def stop(self) -> None:
-        """Let the ranks end themselves, kill those that do not, and reap them. Idempotent."""
-        for link in self.links:
-            link.close()
-        deadline_s = time.monotonic() + STOP_GRACE_S
-        for link in self.links:
-            link.reap(max(0.0, deadline_s - time.monotonic()))
-        shutil.rmtree(self._directory, ignore_errors=True)
+        """As `stop_together`."""
+        stop_together(self.links, self._directory)

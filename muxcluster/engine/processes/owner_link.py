@@ -2,7 +2,7 @@
 
 import select
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from muxcluster.channel.codec import Ready, Start, decode, encode
 from muxcluster.channel.frames import FrameSocket
@@ -49,14 +49,20 @@ class OwnerLink(ChildProcess):
         patience: Patience,
         *,
         module: str | None = None,
+        arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        name: str = "the memory owner",
     ) -> None:
-        """module: the owner's program, by default the one that forks. environment: all of it."""
+        """module: the owner's program, by default the one that forks. arguments: of the program.
+
+        environment: all of it. name: for messages.
+        """
         self._patience = patience
+        self._name = name
         unit_control, owner_control = socket.socketpair()
         self._forks, owner_forks = socket.socketpair()
         super().__init__(
-            module or OWNER_MODULE, (owner_control, owner_forks), environment=environment
+            module or OWNER_MODULE, (owner_control, owner_forks), arguments, environment
         )
         self.control = FrameSocket(unit_control)
         self.load_s = 0.0  # Seconds that the owner took to load, of those that `load` took
@@ -68,18 +74,32 @@ class OwnerLink(ChildProcess):
         (its standard error is ours, so the reason can be read there) or hung.
         """
         try:
-            self.control.send(encode(Start(spec)))
+            self.begin_load(spec)
             self._await_answer(spec)
+        except OSError:
+            raise self._died_loading(spec) from None
+        return self.loaded(spec)
+
+    def begin_load(self, spec: UnitSpec) -> None:
+        """Send the owner what to load; `loaded` must follow. Raises OSError if it is dead."""
+        self.control.send(encode(Start(spec)))
+
+    def loaded(self, spec: UnitSpec) -> tuple[ModelBackend, ...]:
+        """Take its answer to `begin_load`, when it has one. Raises as `load`, if it is not hung."""
+        try:
             frame = self.control.recv()
         except OSError:
             frame = None
         if frame is None:
-            status = self.reap(STOP_GRACE_S)
-            raise EngineFailure(f"the memory owner of {spec.unit_id} died loading: exit {status}")
+            raise self._died_loading(spec)
         message = decode(frame)
         if isinstance(message, Ready):
             self.load_s = message.load_s
         return check_ready(message, spec.unit_id)
+
+    def _died_loading(self, spec: UnitSpec) -> EngineFailure:
+        status = self.reap(STOP_GRACE_S)
+        return EngineFailure(f"{self._name} of {spec.unit_id} died loading: exit {status}")
 
     def _await_answer(self, spec: UnitSpec) -> None:
         """Block until the loading owner answers or dies. Raises EngineFailure if it hangs."""
@@ -116,6 +136,10 @@ class OwnerLink(ChildProcess):
 
     def stop(self) -> None:
         """Let the owner end its workers and itself; kill the group if that takes long."""
+        self.close()
+        self.reap(STOP_GRACE_S)
+
+    def close(self) -> None:
+        """Let the owner end its workers and itself; `reap` must follow."""
         self.control.close()
         self._forks.close()
-        self.reap(STOP_GRACE_S)

@@ -47,6 +47,16 @@ class WorkerLink:
         return self._is_serving
 
     @property
+    def is_working(self) -> bool:
+        """True if it should use processor time."""
+        return self.is_busy and self._is_serving
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if it took too long to read a job."""
+        return self._is_stuck
+
+    @property
     def num_rows(self) -> int:
         """Rows of the job that it runs, 0 if it runs none."""
         return len(self._jobs[0].rows) if self._jobs and self._is_serving else 0
@@ -82,6 +92,18 @@ class WorkerLink:
 
         Returns None if the worker is dead or hangs inside a frame.
         """
+        heard = self.receive(now)
+        if heard is None:
+            return None
+        if isinstance(heard, Serving):
+            return ()
+        job, message = heard
+        if isinstance(message, Done):
+            return (JobDone(message.result),)
+        return (JobFailed(message.job_id, job.worker_id, message.message),)
+
+    def receive(self, now: float) -> tuple[Job, Done | Failed] | Serving | None:
+        """Return its first job with the answer to it, or that it takes jobs; None as `hear`."""
         try:
             frame = self.frames.recv()
         except ConnectionResetError:
@@ -96,16 +118,14 @@ class WorkerLink:
         message = decode(frame)
         if isinstance(message, Serving):
             self._start_serving(now)
-            return ()
+            return message
         assert self._jobs, "an idle worker spoke"
         job = self._jobs.popleft()
         if isinstance(message, Done):
             self._limits.measured(job, message.result.seconds)
         self._begin(now)
-        if isinstance(message, Done):
-            return (JobDone(message.result),)
-        assert isinstance(message, Failed), f"a worker sent {type(message).__name__}"
-        return (JobFailed(message.job_id, job.worker_id, message.message),)
+        assert isinstance(message, Done | Failed), f"a worker sent {type(message).__name__}"
+        return job, message
 
     def _start_serving(self, now: float) -> None:
         assert not self._is_serving, "a worker started twice"
@@ -116,13 +136,20 @@ class WorkerLink:
 
     def check(self, now: float) -> str | None:
         """Take its pulse; return why it must be replaced, or None."""
-        is_working = self.is_busy and self._is_serving
-        self.pulse.beat(is_busy=is_working)
+        self.beat()
         if self.pulse.is_silent or self._is_stuck:
-            return "its worker process hung" if is_working else "it was stopped"
+            return "its worker process hung" if self.is_working else "it was stopped"
+        return self.overdue(now)
+
+    def beat(self) -> None:
+        """Take its pulse."""
+        self.pulse.beat(is_busy=self.is_working)
+
+    def overdue(self, now: float) -> str | None:
+        """Return which of its time limits it has missed, or None."""
         if not self._is_serving and now > self._start_by_s:
             return "its worker process did not start in time"
-        if is_working and now > self._give_up_s:
+        if self.is_working and now > self._give_up_s:
             return "its worker process did not come to an end"
         return None
 

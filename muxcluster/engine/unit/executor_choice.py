@@ -6,6 +6,7 @@ from muxcluster.engine.executor import Executor
 from muxcluster.engine.unit.partition_choice import settle_partition
 
 _ON_CPU = frozenset({"threads", "none"})
+_MOST_APART = 2  # workers of a rank whose green contexts have no SM in common
 _ON_GPU = frozenset({"mps", "green", "none"})
 
 
@@ -39,6 +40,10 @@ def _executor(spec: UnitSpec) -> Executor:
     # Imported here: a unit with child processes runs no model in its own process and never imports
     # torch, which saves seconds at each start and some 300 MB.
     if spec.tp > 1:
+        if spec.partition == "threads":
+            from muxcluster.engine.parallel.group_executor import GroupExecutor
+
+            return GroupExecutor(spec)
         from muxcluster.engine.parallel.executor import RanksExecutor
 
         return RanksExecutor(spec)
@@ -61,12 +66,15 @@ def _executor(spec: UnitSpec) -> Executor:
 
 def _check_ranks(spec: UnitSpec) -> None:
     """Raise ConfigError if the unit cannot be divided over ranks as specified."""
-    if spec.partition != "none":
-        message = f"a unit of {spec.tp} ranks runs one job at a time: use 'none'"
+    if spec.partition == "mps":
+        message = f"a unit of {spec.tp} ranks shares SMs by green contexts: use 'green' or 'none'"
         raise ConfigError(spec.unit_id, "partition", message)
-    if spec.scheduler.pipeline_depth > 1:
-        message = f"a unit of {spec.tp} ranks is given one job at a time: use 1"
-        raise ConfigError(spec.unit_id, "pipeline_depth", message)
+    if spec.partition == "none" and len(spec.workers) > 1:
+        message = f"{len(spec.workers)} workers of {spec.tp} ranks need a partition of their own"
+        raise ConfigError(spec.unit_id, "workers", message)
+    if spec.partition == "green" and len(spec.workers) > _MOST_APART:
+        message = f"{spec.tp} ranks keep the SMs of {_MOST_APART} workers apart, not of more"
+        raise ConfigError(spec.unit_id, "workers", message)
     if len(set(spec.rank_devices)) != spec.tp and spec.device != "cpu":
         message = f"{spec.tp} ranks need as many GPUs: {', '.join(spec.rank_devices) or 'none'}"
         raise ConfigError(spec.unit_id, "rank_devices", message)

@@ -51,6 +51,8 @@ def settle_partition(
 
 
 def _why_no_mps(spec: UnitSpec, try_daemon: Callable[[str], None]) -> str | None:
+    if spec.tp > 1:
+        return f"{spec.tp} ranks share SMs by green contexts alone"
     no_protocol = _why_no_import(_PROTOCOL)
     if no_protocol is not None:
         return f"worker processes need {_PROTOCOL}, {no_protocol}"
@@ -88,9 +90,12 @@ def _why_no_green(load_driver: Callable[[str], Any]) -> str | None:
 def _unshared(spec: UnitSpec) -> UnitSpec:
     """Return one worker on the whole GPU; lane `adbs` then becomes `mixed`."""
     lane = "mixed" if spec.scheduler.lane == "adbs" else spec.scheduler.lane
+    scheduler = replace(spec.scheduler, lane=lane)
+    if spec.tp > 1:
+        scheduler = replace(scheduler, pipeline_depth=1)
     return replace(
         spec,
         partition="none",
         workers=(WorkerSpec(0, (1.0,)),),
-        scheduler=replace(spec.scheduler, lane=lane),
+        scheduler=scheduler,
     )

@@ -11,6 +11,7 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -28,14 +29,18 @@ logger = logging.getLogger(__name__)
 WORKER_ID_BYTES = 4
 
 
+# Of a worker id, the unit's stream and the pipe that ends with the owner: the worker, in its fork.
+MakeWorker = Callable[[int, FrameSocket, int], Worker]
+
+
 class Owner:
     """Holds the memory, and forks a worker whenever the unit asks for one."""
 
     def __init__(
-        self, spec: UnitSpec, runner: UnitRunner, control: FrameSocket, forks: socket.socket
+        self, unit_id: str, make_worker: MakeWorker, control: FrameSocket, forks: socket.socket
     ) -> None:
-        self._spec = spec
-        self._runner = runner
+        self._unit_id = unit_id
+        self._make_worker = make_worker
         self._control = control
         self._forks = forks
         self._alive_read, self._alive_write = os.pipe()
@@ -77,12 +82,12 @@ class Owner:
             self._forks.close()
             os.close(self._alive_write)
             frames = FrameSocket(socket.socket(fileno=descriptor))
-            Worker(self._runner, frames, self._alive_read).serve()
+            self._make_worker(worker_id, frames, self._alive_read).serve()
             status = 0
         except (BrokenPipeError, ConnectionResetError):
             status = 0  # the unit went first
         except BaseException:
-            logger.exception("worker %d of %s died", worker_id, self._spec.unit_id)
+            logger.exception("worker %d of %s died", worker_id, self._unit_id)
         finally:
             _flush()
             os._exit(status)
@@ -102,10 +107,15 @@ def _flush() -> None:
 def _load(spec: UnitSpec) -> UnitRunner:
     torch.set_num_threads(1)
     runner = UnitRunner(spec)
+    prepare_to_fork()
+    return runner
+
+
+def prepare_to_fork() -> None:
+    """Keep what was loaded from being copied by the garbage collection of workers."""
     _warn_of_threads()
     gc.collect()
     gc.freeze()  # collections in a worker must not touch, and so copy, the owner's pages
-    return runner
 
 
 def _warn_of_threads() -> None:
@@ -119,7 +129,10 @@ def main(control_fd: int, fork_fd: int) -> int:
     forks = socket.socket(fileno=fork_fd)
 
     def serve(spec: UnitSpec, runner: UnitRunner, control: FrameSocket) -> None:
-        Owner(spec, runner, control, forks).serve()
+        def make(_: int, frames: FrameSocket, owner_alive: int) -> Worker:
+            return Worker(runner, frames, owner_alive)
+
+        Owner(spec.unit_id, make, control, forks).serve()
 
     return serve_unit(
         "mux-owner", control_fd, _load, serve, backends=lambda runner: runner.backends

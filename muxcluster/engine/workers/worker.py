@@ -2,27 +2,42 @@
 
 import selectors
 import time
+from collections.abc import Callable
 
 from muxcluster.channel.codec import Done, Failed, Launch, Serving, decode, encode
 from muxcluster.channel.frames import FrameSocket
-from muxcluster.engine.executor import JobDone
+from muxcluster.engine.executor import JobDone, JobFailed
 from muxcluster.engine.workers.pipeline import IDLE_S, JobRunner, Pipeline
 
 # pause between two polls of device and socket while the device works and no job follows yet
 _NAP_S = 5e-5
 
 
+def answer_of(outcome: JobDone | JobFailed) -> Done | Failed:
+    """Return what a worker tells the unit of a job."""
+    if isinstance(outcome, JobDone):
+        return Done(outcome.result)
+    return Failed(outcome.job_id, outcome.message)
+
+
 class Worker:
     """Runs in a child of the memory owner, which shares weights, pool and tables with it.
 
     frames: the stream to the unit. owner_alive: read end of a pipe whose only write end the owner
-    holds, so EOF means that the owner died.
+    holds, so EOF means that the owner died. answer: makes the answer to a job that ended.
     """
 
-    def __init__(self, runner: JobRunner, frames: FrameSocket, owner_alive: int) -> None:
+    def __init__(
+        self,
+        runner: JobRunner,
+        frames: FrameSocket,
+        owner_alive: int,
+        answer: Callable[[JobDone | JobFailed], Done | Failed] = answer_of,
+    ) -> None:
         self._pipeline = Pipeline(runner)
         self._frames = frames
         self._owner_alive = owner_alive
+        self._answer_of = answer
         self._may_record = False
 
     def serve(self) -> None:
@@ -63,8 +78,4 @@ class Worker:
             self._may_record = self._pipeline.record_next()
 
     def _answer(self) -> None:
-        outcome = self._pipeline.end()
-        if isinstance(outcome, JobDone):
-            self._frames.send(encode(Done(outcome.result)))
-        else:
-            self._frames.send(encode(Failed(outcome.job_id, outcome.message)))
+        self._frames.send(encode(self._answer_of(self._pipeline.end())))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from muxcluster.core.putting import put
+from muxcluster.workload.files.put import put
 
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:

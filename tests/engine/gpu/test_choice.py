@@ -75,6 +75,16 @@ def test_the_first_that_the_node_has(
         assert chosen.workers == spec_on("cuda:1").workers
 
 
+@pytest.mark.parametrize(("library", "partition"), [(NEW, "green"), (OLD, "none"), (None, "none")])
+def test_ranks_try_no_daemon(library: Any, partition: str) -> None:
+    asked = replace(spec_on("cuda:1"), tp=2, rank_devices=("cuda:1", "cuda:2"))
+    asked = replace(asked, scheduler=replace(asked.scheduler, pipeline_depth=2))
+    tried: list[str] = []
+    chosen = settle_partition(asked, tried.append, loading(library))
+    assert (chosen.partition, tried) == (partition, [])
+    assert chosen.scheduler.pipeline_depth == (2 if partition == "green" else 1)
+
+
 @pytest.mark.parametrize(
     ("fate", "limit_s", "partition", "says"),
     [

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from muxcluster.engine.gpu.memory.ipc import DeviceExports, DeviceImports
 from muxcluster.engine.gpu.memory.manifest import Region, manifest_of, tensors_of
 from muxcluster.engine.gpu.mps.messages import StartWorker, read, written
 from muxcluster.engine.processes.rungs import WorkerRung, rung_per_share
+from muxcluster.placement.execution import executions
+from muxcluster.placement.hardware import GPUS
 from tests.engine.fakes import fake_spec
 from tests.engine.gpu.fakes import INVALID_CONFIGURATION, SMS, FakeCuda
 
@@ -144,6 +147,26 @@ def test_the_first_two_workers_take_the_gpu_from_its_two_ends(
     made.close()
     made.close()
     assert fake.calls == BEGUN + SPLIT + 5 * MADE + 5 * GONE
+
+
+@pytest.mark.parametrize("num_groups", [16, 14, 3])
+@pytest.mark.parametrize("num_models", [2, 4])
+def test_all_workers_of_a_unit_over_several_gpus_are_apart(
+    num_groups: int, num_models: int
+) -> None:
+    """A collective that waited for an SM that another holds would wait for ever."""
+    fake = FakeCuda(num_groups=num_groups)
+    driver = Driver(fake)
+    ends = TwoEnds(driver.split())
+    prefill, decode = executions(GPUS["H100"], 2, num_models)[0].workers
+    pairs = [
+        (driver.create(ends.from_start(mine)), driver.create(ends.from_end(theirs)))
+        for mine, theirs in product(prefill.shares, decode.shares)
+        if mine + theirs <= 1.0
+    ]
+    assert len(pairs) == 5
+    for one, other in pairs:
+        assert not fake.sms[one.stream] & fake.sms[other.stream]
 
 
 @pytest.mark.parametrize("num_groups", [16, 14, 3])

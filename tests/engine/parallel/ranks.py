@@ -26,14 +26,14 @@ def rank_model(spec: ModelSpec, size: int = 2) -> ModelSpec:
     return replace(spec, shape=replace(spec.shape, num_kv_heads=heads))
 
 
-def over_ranks(spec: UnitSpec, size: int = 2) -> UnitSpec:
+def over_ranks(spec: UnitSpec, size: int = 2, *, partition: str = "none") -> UnitSpec:
     """The same unit on `size` ranks: as many columns of every model, which are smaller."""
     return replace(
         spec,
         models=tuple(rank_model(model, size) for model in spec.models),
         num_blocks=spec.num_blocks // size,
         num_host_blocks=spec.num_host_blocks // size,
-        partition="none",
+        partition=partition,
         tp=size,
     )
 

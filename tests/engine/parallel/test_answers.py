@@ -6,7 +6,7 @@ import pytest
 from muxcluster.channel.codec import Done, Failed
 from muxcluster.core.job import JobResult
 from muxcluster.engine.executor import JobDone, JobFailed
-from muxcluster.engine.parallel.answers import Answers, OutOfStep
+from muxcluster.engine.parallel.answers import Answers, MemoryDiffers, OutOfStep
 from tests.engine.processes.test_admissions import job_of
 
 
@@ -39,17 +39,17 @@ def test_a_job_that_fails_alike_everywhere_has_failed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "says"),
+    ("other", "error", "says"),
     [
-        (lambda job_id: done(job_id, 8), "different tokens"),
-        (lambda job_id: Failed(job_id, "no memory", 4), "failed on some ranks only: no memory"),
+        (lambda job_id: done(job_id, 8), MemoryDiffers, "different tokens"),
+        (lambda job_id: Failed(job_id, "no memory", 4), OutOfStep, "on some ranks only: no memory"),
     ],
 )
-def test_ranks_that_disagree_are_out_of_step(other, says) -> None:
+def test_ranks_that_disagree(other, error, says) -> None:
     answers, job_id = of_one_job()
     answers.take(0, done(job_id, 7))
     answers.take(1, other(job_id))
-    with pytest.raises(OutOfStep, match=says):
+    with pytest.raises(error, match=says):
         answers.outcome()
 
 

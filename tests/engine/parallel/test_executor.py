@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,9 +74,12 @@ class SocketRank(RankLink):
 
     def answer(self, *tokens: int) -> None:
         """Take a job and say that it is done."""
+        self.done(self.take(), *tokens)
+
+    def done(self, job_id: int, *tokens: int) -> None:
         counts = np.ones(len(tokens), dtype=np.int32)
         sampled = np.asarray(tokens, dtype=np.int32)
-        self.far.send(encode(Done(JobResult(self.take(), sampled, counts, 0.1, {}, {}))))
+        self.far.send(encode(Done(JobResult(job_id, sampled, counts, 0.1, {}, {}))))
 
     def fail(self, num_collectives: int) -> None:
         """Take a job and say that it failed."""
@@ -127,20 +131,22 @@ def finish_one(executor: RanksExecutor) -> None:
     assert isinstance(outcome, JobDone)
 
 
-def test_every_rank_gets_every_job_in_one_order(executor: RanksExecutor) -> None:
-    """Jobs of two workers are in one queue; the slower rank decides when the next begins."""
+def test_jobs_of_two_workers_overlap(executor: RanksExecutor) -> None:
+    """A job has ended when all ranks have answered, in whatever order they end jobs of workers."""
     first, second = ranks()
-    executor.launch(job_of(0, [3]))
-    executor.launch(job_of(1, [4]))
-    first.answer(7)
+    for worker_id in (0, 1):
+        executor.launch(replace(job_of(worker_id, [3]), job_id=10 + worker_id))
+    assert [rank.take() for rank in (first, second) for _ in range(2)] == [10, 11, 10, 11]
+    first.done(10, 7)
+    second.done(11, 8)
     assert [o for o in executor.wait(0.05) if not isinstance(o, StillRunning)] == []
-    second.answer(7)
+    first.done(11, 8)
     (one,) = heard(executor)
-    second.answer(8)
-    first.answer(8)
+    second.done(10, 7)
     (two,) = heard(executor)
     assert isinstance(one, JobDone) and isinstance(two, JobDone)
-    assert [one.result.tokens.tolist(), two.result.tokens.tolist()] == [[7], [8]]
+    assert [one.result.job_id, two.result.job_id] == [11, 10]
+    assert [one.result.tokens.tolist(), two.result.tokens.tolist()] == [[8], [7]]
     executor.close()
     assert not first.meeting_point.parent.exists()
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,14 @@ from torch import Tensor, nn
 
 from bench.gpu.fact_checks.answer import last_answer
 from bench.gpu.running.children import run_child
+from muxcluster.core.job import WorkerSpec
 from muxcluster.engine.load.division.layers import GatheredLinear, SummedEmbedding, SummedLinear
 from muxcluster.engine.parallel import process_group as processgroup
 from muxcluster.engine.parallel import rank
 from muxcluster.engine.parallel.process_group import GLOO, NCCL, ProcessGroup, backend_for
+from muxcluster.engine.parallel.thread_groups import ThreadGroups
 from tests.conftest import ROOT
+from tests.engine.fakes import fake_spec
 
 FACT = str(ROOT / "bench" / "gpu" / "fact_checks" / "fact.py")
 
@@ -48,11 +52,11 @@ class FakeDistributed:
     def _init(self, backend: str, *, device_id: Any, world_size: int, **_: object) -> None:
         self.backends.append((backend, device_id))
 
-    def _all_reduce(self, tensor: Tensor) -> None:
+    def _all_reduce(self, tensor: Tensor, *, group: object) -> None:
         self._check(tensor)
         tensor.mul_(2)
 
-    def _all_gather(self, whole: Tensor, part: Tensor) -> None:
+    def _all_gather(self, whole: Tensor, part: Tensor, *, group: object) -> None:
         self._check(whole)
         self._check(part)
         whole.copy_(torch.cat([part, part]))
@@ -82,7 +86,8 @@ def test_ranks_that_share_a_gpu_do_not_talk_by_nccl(devices: list[str], backend:
 def test_collectives_of_tensors_on_a_card(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     """By gloo through copies on the host; the caller's tensor gets the sum in its place."""
     fake = FakeDistributed(monkeypatch)
-    group = ProcessGroup(0, 2, "cuda:0", Path("/meeting"), backend)
+    group = ProcessGroup(0, 2, "cuda:0", backend)
+    group.join(Path("/meeting"))
     assert fake.backends == [(backend, torch.device("cuda:0") if backend == NCCL else None)]
     assert group.is_recordable == (backend == NCCL)
     partial = on_card(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
@@ -111,15 +116,18 @@ def test_a_rank_records_steps_where_a_graph_can_hold_its_collectives(
     fake = FakeDistributed(monkeypatch)
     made: dict[str, Any] = {}
 
-    def runner(spec: object, *, capture: object, group: object) -> None:
+    def runner(spec: object, memory: object, capture: object, group: object) -> Any:
         made.update(capture=capture, group=group)
+        return SimpleNamespace(
+            memory=None, backends=(), warm_up=lambda worker_id: None, record=lambda *_: None
+        )
 
     def serve_unit(name: str, fd: int, load: Any, *_: object) -> int:
         device = devices[0] if devices else "cpu"
-        load(SimpleNamespace(tp=2, rank_devices=devices, device=device))
+        spec = replace(fake_spec(), tp=2, rank_devices=devices, device=device, partition="none")
+        load(replace(spec, workers=(WorkerSpec(0, (1.0,)),)))
         return 0
 
-    monkeypatch.setattr(rank, "rank_spec", lambda spec, number: spec)
     monkeypatch.setattr(rank, "UnitRunner", runner)
     monkeypatch.setattr(rank, "serve_unit", serve_unit)
     assert rank.main(0, 1, Path("/meeting")) == 0
@@ -130,9 +138,10 @@ def test_a_rank_records_steps_where_a_graph_can_hold_its_collectives(
 
 @pytest.fixture
 def lone(tmp_path: Path) -> Iterator[ProcessGroup]:
-    group = ProcessGroup(0, 1, "cpu", tmp_path / "store")
+    group = ProcessGroup(0, 1, "cpu")
+    group.join(tmp_path / "store")
     yield group
-    group.close()
+    group.leave()
 
 
 @torch.inference_mode()
@@ -151,6 +160,34 @@ def test_a_group_of_one_computes_what_nobody_divided(lone: ProcessGroup) -> None
         assert torch.allclose(mine, whole)
     assert lone.num_calls == 3
     assert lone.rank == 0 and lone.size == 1
+
+
+def test_a_group_that_was_left_runs_no_thread_and_can_be_joined_again(tmp_path: Path) -> None:
+    """So a rank may fork after it has met the others."""
+    group = ProcessGroup(0, 1, "cpu")
+    before = threads()
+    for number in range(2):
+        group.join(tmp_path / str(number))
+        assert group.num_calls == 0
+        group.all_reduce(torch.ones(3))
+        assert len(threads()) > len(before)
+        group.leave()
+        assert threads() <= before
+
+
+def threads() -> set[str]:
+    return {task.name for task in Path("/proc/self/task").iterdir()}
+
+
+def test_groups_beside_each_other_count_their_own_meetings(lone: ProcessGroup) -> None:
+    groups = ThreadGroups(lone, [4, 7])
+    for worker_id, count in ((4, 1), (7, 2)):
+        with groups.entered(worker_id):
+            for _ in range(count):
+                groups.all_reduce(torch.ones(2))
+    groups.gather(torch.ones(2))  # outside: while models load
+    assert [groups.of(worker_id).num_calls for worker_id in (4, 7)] == [2, 2]
+    assert (groups.rank, groups.size) == (0, 1)
 
 
 def answer_of(*arguments: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from muxcluster.core.errors import ConfigError, EngineFailure, LoadError
 from muxcluster.core.job import WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.parallel.executor import RanksExecutor
+from muxcluster.engine.parallel.group_executor import GroupExecutor
 from muxcluster.engine.processes.liveness import Patience
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.engine.unit.unit import Unit
@@ -33,6 +34,8 @@ from tests.engine.units import (
 )
 from tests.models import model_spec
 from tests.oracles import GreedyOracle
+
+THREE = tuple(WorkerSpec(worker_id, (0.3,)) for worker_id in range(3))
 
 pytestmark = pytest.mark.timeout(scaled(300, 8))  # outputs are as many times longer
 
@@ -137,19 +140,16 @@ def test_a_stopped_rank_loses_nothing(live: Live) -> None:
 
 @pytest.mark.slow
 def test_saves_and_restores_are_made_on_every_rank(tiny: ModelBuilder) -> None:
-    """Interactive requests write over batch ones' slots, of another model too.
-
-    Jobs of two workers take turns in the ranks.
-    """
+    """Interactive requests write over batch ones' slots, of another model too."""
     directories = {
         "narrow": tiny("narrow", "llama"),
         "wide": tiny("wide", "qwen3", head_dim=128),
     }
     oracles = {name: GreedyOracle(path) for name, path in directories.items()}
     workers = tuple(WorkerSpec(worker_id, (0.5,)) for worker_id in (0, 1))
-    spec = over_ranks(hybrid_spec(directories, lane="adbs", workers=workers))
+    spec = over_ranks(hybrid_spec(directories, lane="adbs", workers=workers), partition="threads")
     saved = SavedBlocks(spec)
-    served = serve_both(spec, Lockstep(RanksExecutor(spec), saved), num_waves=3)
+    served = serve_both(spec, Lockstep(GroupExecutor(spec), saved), num_waves=3)
     served.crowd.check(oracles)
     counts = total(served.stats.models)
     assert len(saved.blocks) > 50
@@ -170,7 +170,7 @@ def rank_children() -> set[int]:
 
 def test_a_model_that_cannot_be_divided_is_refused_at_start_by_one_line(tiny: ModelBuilder) -> None:
     directory = tiny("three", "llama", num_attention_heads=3, num_key_value_heads=1)
-    spec = replace(spec_of([directory], partition="none"), tp=2)
+    spec = replace(spec_of([directory], lane="temporal", partition="none"), tp=2)
     unit, before = Unit(spec, Sink()), rank_children()
     with pytest.raises(LoadError, match="3 heads cannot be divided among them") as caught:
         unit.start()
@@ -183,7 +183,7 @@ def test_one_rank_that_cannot_load_ends_the_others(
 ) -> None:
     """Rank 0 waits for rank 1, which has no device; no process and no file is left behind."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    spec = over_ranks(spec_of([tiny("llama", "llama")], partition="none"))
+    spec = over_ranks(spec_of([tiny("llama", "llama")], lane="temporal"))
     unit = Unit(replace(spec, rank_devices=("cpu", "cuda:77")), Sink())
     before = rank_children()
     with pytest.raises(EngineFailure, match="unit-0 cannot start: rank 1: ") as caught:
@@ -196,10 +196,21 @@ def test_one_rank_that_cannot_load_ends_the_others(
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"partition": "threads"}, "unit-0: partition: a unit of 2 ranks runs one job at a time"),
-        ({"device": "cuda:0"}, "rank_devices: 2 ranks need as many GPUs: none"),
+        ({"partition": "none"}, "unit-0: workers: 2 workers of 2 ranks need a partition"),
         (
-            {"device": "cuda:0", "rank_devices": ("cuda:0", "cuda:0")},
+            {"partition": "green", "device": "cuda:0", "workers": THREE},
+            "unit-0: workers: 2 ranks keep the SMs of 2 workers apart",
+        ),
+        (
+            {"partition": "mps", "device": "cuda:0", "rank_devices": ("cuda:0", "cuda:1")},
+            "unit-0: partition: a unit of 2 ranks shares SMs by green contexts",
+        ),
+        (
+            {"device": "cuda:0", "partition": "green"},
+            "rank_devices: 2 ranks need as many GPUs: none",
+        ),
+        (
+            {"device": "cuda:0", "partition": "green", "rank_devices": ("cuda:0", "cuda:0")},
             "2 ranks need as many GPUs: cuda:0, cuda:0",
         ),
     ],

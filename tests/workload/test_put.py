@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from muxcluster.cli import profile
-from muxcluster.core.putting import put
 from muxcluster.placement.cost import Profile, ProfiledModel
 from muxcluster.placement.shapes.shape import ModelShape
+from muxcluster.workload.files.put import put
 from muxcluster.workload.files.streams import new_text
 from tests.cli.test_profile import LONE_CELLS, TINY
 
