@@ -14,7 +14,7 @@ _HEAD = """\
 # that PyTorch's site names for it with --extra-index-url. On GPUs take out the line of torch.
 # Made by make constraints."""
 _EXTRAS = frozenset({"serve", "plot"})
-_OF_PYTHON = ("setuptools",)  # comes with each environment
+_APART = ("torch", "setuptools")  # its own lines below; comes with each environment
 
 
 def _gather(name: str, extras: frozenset[str], found: dict[str, str]) -> None:
@@ -37,8 +37,7 @@ def constraints() -> str:
     """Return the text of the file."""
     found: dict[str, str] = {}
     _gather("muxcluster", _EXTRAS, found)
-    lines = [f"{name}=={version}" for name, version in found.items() if name != "torch"]
-    found = {name: version for name, version in found.items() if name not in _OF_PYTHON}
+    lines = [f"{name}=={version}" for name, version in found.items() if name not in _APART]
     torch = found["torch"].partition("+")[0]
     lines.append(f'torch=={torch}+cpu; sys_platform == "linux"')
     lines.append(f'torch=={torch}; sys_platform != "linux"')
