@@ -3,14 +3,14 @@
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.local_http import QuietHandler, running
 
 TOKEN = "hf_of_a_reader"
 
@@ -52,22 +52,13 @@ def running_hub(repositories: dict[str, Repository]) -> Iterator[Hub]:
     """A hub on a free port until the block ends."""
     hub = Hub(repositories)
     handler = type("Handler", (_Handler,), {"hub": hub})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        hub.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield hub
-        finally:
-            server.shutdown()
-            thread.join()
+    with running(handler) as url:
+        hub.url = url
+        yield hub
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     hub: Hub
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -81,13 +72,13 @@ class _Handler(BaseHTTPRequestHandler):
         if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/(.+)", path):
             repository = self._repository(found[1])
             if repository is not None and self._has(repository, found[3]):
-                self._send(json.dumps(_listing(found[1], repository, found[2])).encode())
+                self.send(json.dumps(_listing(found[1], repository, found[2])).encode())
         elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             repository = self._repository(found[1])
             if repository is not None and self._has(repository, found[2]):
                 data = (repository.directory / found[3]).read_bytes()
                 etag = hashlib.sha1(data).hexdigest()
-                self._send(data, {"ETag": f'"{etag}"', "X-Repo-Commit": repository.commit})
+                self.send(data, headers={"ETag": f'"{etag}"', "X-Repo-Commit": repository.commit})
         else:
             self._refuse(404, "EntryNotFound")
 
@@ -109,16 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _refuse(self, status: int, code: str) -> None:
-        self._send(b"{}", {"X-Error-Code": code}, status)
-
-    def _send(self, data: bytes, headers: dict[str, str] | None = None, status: int = 200) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
+        self.send(b"{}", status, {"X-Error-Code": code})
 
 
 def _listing(repo: str, repository: Repository, kind: str) -> Any:

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from muxcluster.cli.chatting.terminal import printable
 from tests.cli.calls import call
 from tests.conftest import ROOT
+from tests.local_http import QuietHandler, running
 
 
 @dataclass
@@ -33,14 +33,11 @@ def _event(content: str, reason: str | None = None) -> bytes:
     return f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     scripted: Scripted
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
     def do_GET(self) -> None:
-        self._send(json.dumps({"data": [{"id": "chat-7b"}, {"id": "code-1b"}]}).encode())
+        self.send(json.dumps({"data": [{"id": "chat-7b"}, {"id": "code-1b"}]}).encode())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -49,11 +46,11 @@ class _Handler(BaseHTTPRequestHandler):
         question = body["messages"][-1]["content"]
         if question == "refused":
             error = {"error": {"message": "the prompt is\ntoo long"}}
-            self._send(json.dumps(error).encode(), 400)
+            self.send(json.dumps(error).encode(), 400)
         elif question == "broken":
-            self._send(_event("half"))
+            self.send(_event("half"))
         elif question == "fails":
-            self._send(_event("half") + b'data: {"error": {"message": "worker gone"}}\n\n')
+            self.send(_event("half") + b'data: {"error": {"message": "worker gone"}}\n\n')
         elif question == "wait":
             self.send_response(200)
             self.end_headers()
@@ -63,28 +60,16 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             reason = "length" if question == "long" else "stop"
             said = _event(f"you said: {question}") + _event("\x1b[2J!") + _event("", reason)
-            self._send(said + b"data: [DONE]\n\n")
-
-    def _send(self, data: bytes, status: int = 200) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+            self.send(said + b"data: [DONE]\n\n")
 
 
 @pytest.fixture
 def scripted() -> Iterator[Scripted]:
     state = Scripted()
     handler = type("Handler", (_Handler,), {"scripted": state})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        state.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield state
-        finally:
-            server.shutdown()
-            thread.join()
+    with running(handler) as url:
+        state.url = url
+        yield state
 
 
 def chat(

@@ -1,6 +1,5 @@
 """`muxcluster init`: a file that loads, from folders, the cache, ids, and other servers' files."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,8 @@ from muxcluster.cli.found.gpus import SeenGpus, seen_gpus
 from muxcluster.cli.found.models import Model, Unserved
 from muxcluster.config.load import Config, load_config
 from tests.cli.calls import call, refusal
+from tests.models import tiny_config
 
-CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "vocab_size": 99,
-    "num_attention_heads": 4,
-    "intermediate_size": 99,
-    "max_position_embeddings": 512,
-}
 QUANTISED = "quantised weights are not supported"
 
 
@@ -39,7 +29,7 @@ def _nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def make(folder: Path, weights: str = "model.safetensors", **more: Any) -> Path:
     """A model directory, as far as `init` looks at it."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({**CONFIG, **more}))
+    (folder / "config.json").write_text(tiny_config(**more))
     (folder / weights).write_text("weights")
     return folder
 

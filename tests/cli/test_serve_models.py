@@ -1,6 +1,5 @@
 """`muxcluster serve MODEL…`: names, options, hardware and refusals, before anything starts."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,7 @@ from muxcluster.cli.server import models as server_models
 from muxcluster.cli.server.models import NamedModels, config_of_models
 from muxcluster.config.hub import Fetching
 from tests.cli.calls import call
-
-CONFIG = {
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "vocab_size": 99,
-    "num_attention_heads": 4,
-    "intermediate_size": 99,
-    "max_position_embeddings": 512,
-}
+from tests.models import tiny_config
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +18,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("chat", "code", "other/chat"):
         (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "config.json").write_text(json.dumps(CONFIG))
+        (tmp_path / name / "config.json").write_text(tiny_config())
 
 
 def test_models_are_served_by_the_last_part_of_their_paths(tmp_path: Path) -> None:

@@ -13,18 +13,10 @@ import pytest
 from muxcluster.config.hub import HubId
 from tests.conftest import ROOT
 from tests.hub import TOKEN, Hub, Repository, running_hub
+from tests.models import tiny_config
 
-CONFIG = {
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "vocab_size": 99,
-    "intermediate_size": 99,
-    "max_position_embeddings": 512,
-}
 FILES = {
-    "config.json": json.dumps(CONFIG),
+    "config.json": tiny_config(),
     "generation_config.json": "{}",
     "tokenizer.json": "[]",
     "model.safetensors": "weights",
