@@ -14,7 +14,7 @@ LEASE_STAMP := $(LEASE_VENV)/.installed
 LEASE_TESTS := tests/engine/forward tests/engine/load tests/engine/decoders tests/engine/steps \
 	tests/engine/memory tests/engine/gpu
 
-.PHONY: install demo test test-kernels test-blocks test-slow test-cluster test-lease-versions check lint docs docs-generated clean
+.PHONY: install demo test test-kernels test-blocks test-slow test-cluster test-lease-versions check lint docs docs-generated constraints clean
 
 install: $(STAMP)
 
@@ -103,6 +103,11 @@ docs: $(DOCS_STAMP)
 # Pages, drawings and blocks that quote the code or a record of bench/results: write them again.
 docs-generated: install
 	$(BIN)/python -m docs.generate
+
+# The versions of this environment, for those who install the wheel.
+constraints: install
+	$(BIN)/python -m docs.generate.constraints > constraints.new
+	mv constraints.new constraints.txt
 
 clean:
 	rm -rf $(VENV) $(LEASE_VENV) .demo build docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -34,6 +34,7 @@ from bench.processes import cpu_seconds
 from muxcluster.cli.server.launch import free_address, prepare, url_of, wait_ready
 from muxcluster.cluster.embedded import EmbeddedRay
 from muxcluster.cluster.ingress.serve_app import Ingresses
+from muxcluster.config.load import load_config
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
@@ -65,7 +66,7 @@ def make_config(folder: Path) -> Path:
 @contextmanager
 def server(config: Path, scripts: dict[str, Script], way: str) -> Iterator[tuple[str, UnitSpec]]:
     """Its URL and the real unit's specification. way: `direct`, or `proxy` for Serve's own."""
-    desired = prepare(config).desired
+    desired = prepare(load_config(config)).desired
     (target,), (served,) = desired.targets, desired.models
     # Here a node is only a name: each unit gets one of its own, as if it had its own GPU.
     fakes = [

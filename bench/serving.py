@@ -36,6 +36,7 @@ from bench.harness import ROOT, Bench, cannot_run, make_parser
 from bench.online.rows import Case, Measured, claims_of, row_of
 from bench.processes import cpu_seconds
 from muxcluster.cli.server.launch import free_address, prepare, serving, url_of
+from muxcluster.config.load import load_config
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.demo.models import build_model
 from muxcluster.loadgen.exchange import Target, request_bytes
@@ -107,7 +108,7 @@ def write_config(path: Path, num_tokens: int, dtype: str) -> Path:
 
 def ours(config: Path, asked: Sequence[Case]) -> list[tuple[Outcome, dict[str, float]]]:
     """Each case through HTTP, with the processor seconds that each kind of process took."""
-    prepared = prepare(config).listening(free_address(HttpAddress("127.0.0.1", 0)))
+    prepared = prepare(load_config(config)).listening(free_address(HttpAddress("127.0.0.1", 0)))
     found = []
     with serving(prepared):
         url = url_of(prepared.address)

@@ -1,5 +1,6 @@
 """Specifications of models on disk, as `serve` makes them of a configuration."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,3 +22,18 @@ def model_spec(directory: Path, name: str, **overrides: Any) -> ModelSpec:
         "eos_token_ids": facts.eos_token_ids,
     }
     return ModelSpec(name=name, path=str(directory), **{**found, **overrides})
+
+
+def tiny_config(**more: Any) -> str:
+    """A config.json of a tiny Llama; more: keys that it has too."""
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "vocab_size": 99,
+        "num_attention_heads": 4,
+        "intermediate_size": 99,
+        "max_position_embeddings": 512,
+    }
+    return json.dumps({**config, **more})

@@ -1,5 +1,6 @@
 """`muxcluster place`: what goes where, and what to expect of it."""
 
+import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -18,12 +19,15 @@ from muxcluster.cli.placing.files import write_bytes
 from muxcluster.cli.placing.inputs import ProfileOption, curves_file, with_profile
 from muxcluster.cli.placing.outcome import REPLANNING, Outcome, Solver, solve
 from muxcluster.cli.placing.reports import Judged
+from muxcluster.cli.telling import tell
 from muxcluster.cli.views.check import check_lines
 from muxcluster.cli.views.explanation import answer_lines
+from muxcluster.cli.views.known import known_content, known_lines
 from muxcluster.cli.views.moves import difference_lines
 from muxcluster.cli.views.pictures import picture_of
 from muxcluster.cli.views.plan import plan_lines
 from muxcluster.cli.views.plan_summary import summary_lines
+from muxcluster.config.hub import Fetching
 from muxcluster.config.load import Config, load_config
 from muxcluster.config.planfile import read_plan
 from muxcluster.config.planning import refusals
@@ -55,7 +59,9 @@ _LONGEST_S = 86_400.0
 
 
 def place(  # noqa: PLR0913 - each parameter is an option of the command line
-    config: Annotated[Path, typer.Argument(help="muxcluster.yaml")],
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="muxcluster.yaml", show_default=False)
+    ] = None,
     method: Annotated[
         Method,
         typer.Option(
@@ -130,6 +136,14 @@ def place(  # noqa: PLR0913 - each parameter is an option of the command line
         ),
     ] = False,
     profile: ProfileOption = None,
+    known: Annotated[
+        bool,
+        typer.Option(
+            "--known",
+            help="List the shapes (models[].shape) and the GPUs (cluster.nodes[].gpu) that are "
+            "known by name, and plan nothing. Example: muxcluster place --known",
+        ),
+    ] = False,
 ) -> None:
     """Plan which models of CONFIG share which GPUs; nothing is started, no weights are read.
 
@@ -137,6 +151,11 @@ def place(  # noqa: PLR0913 - each parameter is an option of the command line
 
     Example: muxcluster place muxcluster.yaml --out plan.json --plot plan.svg
     """
+    if known:
+        _show_known(config, as_json=as_json)
+        return
+    if config is None:
+        raise typer.BadParameter("give a configuration, or --known to see what it can name")
     if not math.isfinite(time_limit):
         raise typer.BadParameter("--time-limit is not a number of seconds")
     if from_plan is not None and method.value not in REPLANNING:
@@ -165,8 +184,18 @@ def place(  # noqa: PLR0913 - each parameter is an option of the command line
         _print([*table, *notes, *summary_lines(outcome.after)])
 
 
+def _show_known(config: Path | None, *, as_json: bool) -> None:
+    if config is not None:
+        raise typer.BadParameter(f"--known goes without a configuration, {config} here")
+    with _writing():
+        if as_json:
+            typer.echo(json.dumps(known_content(), indent=2))
+        else:
+            _print(known_lines())
+
+
 def _configured(path: Path, objective: Objective | None, profile: Path | None) -> Config:
-    config = load_config(path)
+    config = load_config(path, Fetching(tell=tell))
     if objective is not None:
         config = with_objective(config, objective.value)
     return config if profile is None else with_profile(config, profile)

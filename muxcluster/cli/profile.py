@@ -29,6 +29,8 @@ from muxcluster.cli.profile_input import (
 )
 from muxcluster.cli.profile_pairs import measured_pairs, points_of, show_pairs
 from muxcluster.cli.signals import Stopped, stoppable
+from muxcluster.cli.telling import tell
+from muxcluster.config.hub import Fetching, Wanted
 from muxcluster.config.load import Config, load_config
 from muxcluster.core.errors import ConfigError
 from muxcluster.engine.profile.grid import Grid, Point, fits
@@ -82,7 +84,7 @@ def profile(  # noqa: PLR0913 - each parameter is an option of the command line
     """
     if out is None and not as_json:
         raise typer.BadParameter("give --out FILE, --json or both")
-    loaded = load_config(config)
+    loaded = load_config(config, Fetching(Wanted.ALL, tell))
     node = node_of(loaded)
     defaults = _defaults(node, quick=quick)
     grid = Grid(

@@ -38,9 +38,11 @@ from muxcluster.cli.simulating.hybrid import (
     batch_options,
 )
 from muxcluster.cli.simulating.tracing import traced
+from muxcluster.cli.telling import tell
 from muxcluster.cli.views.pictures import picture_of
 from muxcluster.cli.views.simulation import comparison_lines
 from muxcluster.cli.views.simulation_classes import class_lines
+from muxcluster.config.hub import Fetching
 from muxcluster.config.load import load_config
 from muxcluster.sim.cases.sweep import Cache
 from muxcluster.sim.cases.systems import SYSTEMS, System, system_named
@@ -194,7 +196,7 @@ def simulate(  # noqa: PLR0913 - each parameter is an option of the command line
     for path in (plot, timeline):
         if path is not None:
             check_writable(path)
-    file = load_config(config)
+    file = load_config(config, Fetching(tell=tell))
     file = file if profile is None else with_profile(file, profile)
     store = Cache(cache)
     with _waiting("planning"):

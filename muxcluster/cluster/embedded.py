@@ -14,7 +14,13 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from muxcluster.cluster.attach import ask, start_controller, stop_everything, wait_converged
+from muxcluster.cluster.attach import (
+    Progress,
+    ask,
+    start_controller,
+    stop_everything,
+    wait_converged,
+)
 from muxcluster.cluster.control.controller import Controller, Wiring
 from muxcluster.cluster.ray.application import APP, SERVE_LOGGING
 from muxcluster.cluster.ray.privacy import keep_token_private, make_token, on_loopback
@@ -66,15 +72,21 @@ class EmbeddedRay:
         """Folder of the units' sockets."""
         return str(self.folder.path)
 
-    def run(self, desired: Desired, edge: Edge, unit_class: str = UNIT_CLASS) -> None:
+    def run(
+        self,
+        desired: Desired,
+        edge: Edge,
+        unit_class: str = UNIT_CLASS,
+        tell: Progress = lambda _: None,
+    ) -> None:
         """Start a controller with the desired state and wait until all of it is ready.
 
-        Raises EngineFailure with the reason if something fails.
+        tell: gets the progress repeatedly. Raises EngineFailure with the reason if something fails.
         """
         controller = start_controller(Wiring(self.socket_dir, unit_class))
         try:
             ask(controller, Controller.apply, desired, edge)
-            wait_converged(controller, START_TIMEOUT_S, most_failures=1)
+            wait_converged(controller, START_TIMEOUT_S, tell, most_failures=1)
         except Unavailable as error:
             raise EngineFailure(str(error)) from error
 

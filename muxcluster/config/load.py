@@ -1,12 +1,14 @@
 """Reading of muxcluster.yaml to a checked `Config`: keys, types, names, model directories."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from muxcluster.config.facts import ModelFacts, known_facts, read_facts
+from muxcluster.config.hub import Fetching, HubId, NotFetched, Wanted, fetch
 from muxcluster.config.problems import first_problem, line_of
 from muxcluster.config.schema import (
     BatchSection,
@@ -63,19 +65,21 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The file and the line of each key, for error messages."""
+    """The file and the line of each key, for error messages; and how models are fetched."""
 
     file: Path
     lines: Mapping[Location, int]
+    fetching: Fetching
 
     def error(self, location: Location, message: str) -> ConfigError:
         return ConfigError(self.file, key_text(location), message, line_of(location, self.lines))
 
 
-def load_config(path: Path | str) -> Config:
+def load_config(path: Path | str, fetching: Fetching | None = None) -> Config:
     """Read the configuration in `path`, without looking at weights.
 
-    Raises ConfigError: one line with the file, its line, the key and the nearest valid name; and
+    fetching: of models that are named by a Hugging Face id; None: what planning needs. Raises
+    ConfigError: one line with the file, its line, the key and the nearest valid name; and
     LoadError, naming the file, if a model's config.json is corrupt.
 
     >>> from muxcluster import load_config
@@ -84,13 +88,27 @@ def load_config(path: Path | str) -> Config:
     """
     file = Path(path)
     content, lines = read_yaml(file)
+    return config_of(content, file, fetching, lines)
+
+
+def config_of(
+    content: Any,
+    file: Path,
+    fetching: Fetching | None = None,
+    lines: Mapping[Location, int] | None = None,
+) -> Config:
+    """Return the configuration with the content of a file; raises as `load_config`.
+
+    file: relative paths start from its directory, and errors name it. lines: those of its keys.
+    """
+    lines = lines or {}
     if not isinstance(content, dict):
         raise ConfigError(file, "", "expected keys such as models:, cluster: and policy:")
     try:
         section = FileSection.model_validate(content)
     except ValidationError as error:
         raise first_problem(file, FileSection, lines, error) from error
-    source = _Source(file, lines)
+    source = _Source(file, lines, fetching or Fetching())
     _check_names(section, source)
     models = tuple(_model(model, index, source) for index, model in enumerate(section.models))
     return Config(file, models, section.cluster, section.policy, section.server, section.batch)
@@ -121,7 +139,7 @@ def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredMode
     if section.path is None:
         path, facts = None, _known(section.shape or "", (*at, "shape"), source)
     else:
-        path = _directory(section.path, (*at, "path"), source)
+        path = _directory(section, (*at, "path"), source)
         facts = read_facts(path)
     longest = facts.max_context
     length = section.max_model_len or longest
@@ -157,18 +175,46 @@ def _known(name: str, at: Location, source: _Source) -> ModelFacts:
         raise source.error(at, str(error)) from error
 
 
-def _directory(text: str, at: Location, source: _Source) -> Path:
-    """The model directory, absolute; relative ones start from the file's own directory."""
+def _directory(section: ModelSection, at: Location, source: _Source) -> Path:
+    """Return the model directory, absolute; relative ones start from the file's own directory.
+
+    What is no directory and has the form of a Hugging Face id is fetched.
+    """
+    text = section.path or ""
     path = (source.file.parent / Path(text).expanduser()).resolve()
     try:
         if not path.is_dir():
-            beside = path.parent
-            names = [entry.name for entry in beside.iterdir()] if beside.is_dir() else []
-            hint = nearest(path.name, names) if len(names) < 1000 else ""
-            raise source.error(at, f"no such directory: {path}{hint}")
+            model = HubId.of(text)
+            if model is not None and not path.exists():
+                return _fetched(model, path, section, at, source)
+            raise source.error(at, _no_directory(path))
         if not (path / "config.json").is_file():
             raise source.error(at, f"{path} is no model directory: it has no config.json")
     except OSError as error:
         message = f"{text:.200}: cannot be read: {error.strerror}"
         raise source.error(at, message) from error
     return path
+
+
+def _fetched(
+    model: HubId, path: Path, section: ModelSection, at: Location, source: _Source
+) -> Path:
+    """Return the directory of a model on the hub. path: the directory that is not there."""
+    fetching = source.fetching
+    if section.load_format == "dummy" and fetching.wanted is Wanted.ALL:
+        fetching = replace(fetching, wanted=Wanted.TEXT)
+    try:
+        return fetch(model, fetching)
+    except NotFetched as error:
+        beside = f"{_no_directory(path)}; and " if path.parent.is_dir() else ""
+        raise source.error(at, f"{beside}{model} on the Hugging Face hub: {error}") from error
+
+
+def _no_directory(path: Path) -> str:
+    if path.exists():
+        gguf = "; GGUF files are not served" if path.suffix.lower() == ".gguf" else ""
+        return f"{path} is no directory, but a file{gguf}"
+    beside = path.parent
+    names = [entry.name for entry in beside.iterdir()] if beside.is_dir() else []
+    hint = nearest(path.name, names) if len(names) < 1000 else ""
+    return f"no such directory: {path}{hint}"

@@ -65,7 +65,10 @@ class ModelSection(Section):
     name: Name
     """The OpenAI model id."""
     path: PathText | None = None
-    """Hugging Face directory, relative to the file. Give this or `shape`."""
+    """Hugging Face directory, relative to the file, or id: `org/name` or `org/name@revision`, from
+    the hub's cache and, where it is missing there, from the hub (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE
+    as everywhere). On several hosts each of them needs the directory at the same path. Give this or
+    `shape`."""
     shape: str | None = None
     """A known shape such as `llama-2-7b`, to plan and to simulate without weights."""
     rate: Amount = 1.0

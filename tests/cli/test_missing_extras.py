@@ -52,6 +52,8 @@ WORDS = [
 ]
 NEED_SERVE = (
     ["serve", "CONFIG"],
+    ["serve", "model", "acme/tiny"],
+    ["place", "HUB"],
     ["up", "CONFIG"],
     ["down", "--yes"],
     ["demo"],
@@ -61,12 +63,15 @@ NEED_SERVE = (
 )
 NEED_NOTHING = (
     ["place", "CONFIG"],
+    ["place", "--known"],
+    ["init", "acme/tiny", "-o", "-"],
     ["simulate", "CONFIG", "--duration", "5", "--systems", "temporal", "--processes", "1"],
     ["batch", "plan", "JOB", "--config", "CONFIG"],
 )
 NEED_A_SERVER = (
     ["bench", "serve", "--model", "m", "--num-prompts", "1", "--url", "http://127.0.0.1:9"],
     ["status", "--url", "http://127.0.0.1:9"],
+    ["chat", "m", "--url", "http://127.0.0.1:9"],
     ["batch", "status", "--url", "http://127.0.0.1:9"],
     ["batch", "submit", "JOB", "--url", "http://127.0.0.1:9"],
 )
@@ -91,7 +96,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, st
     body = {"model": "m", "prompt": "hello", "max_tokens": 4}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
     job.write_text(json.dumps(line) + "\n")
-    places = {"CONFIG": str(config), "JOB": str(job)}
+    hub = folder / "hub.yaml"
+    hub.write_text("models: [{name: m, path: acme/tiny}]")
+    places = {"HUB": str(hub), "CONFIG": str(config), "JOB": str(job)}
     calls = [[*words, "--help"] for words in WORDS]
     calls += [*NEED_SERVE, *NEED_NOTHING, *NEED_A_SERVER]
     done = subprocess.run(

@@ -69,7 +69,8 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, tmp_path, text, says) -> 
     ("arguments", "says"),
     [
         (["plase"], "place"),
-        (["place"], "Missing argument"),
+        (["place"], "give a configuration"),
+        (["batch", "plan"], "Missing argument"),
         (["place", "a.yaml", "--jsn"], "--json"),
         (["--wrong"], "--wrong"),
         (["place", str(EXAMPLE), "--out", "/no/such/folder/plan.json"], "cannot be written"),
@@ -123,9 +124,9 @@ def test_every_option_of_place_has_an_example_in_its_help(capsys, monkeypatch) -
     _, out, _ = call(capsys, "place", "--help")
     text = " ".join(out.split())
     options = ("method", "objective", "time-limit", "json", "out", "plot", "explain", "what-if")
-    for option in (*options, "from", "check", "profile"):
+    for option in (*options, "from", "check", "profile", "known"):
         assert f"--{option}" in text
-    assert text.count("Example: ") == len(options) + 3 + 1  # one a option, one of the command
+    assert text.count("Example: ") == len(options) + 4 + 1  # one a option, one of the command
 
 
 def test_the_methods_offered_are_the_planners() -> None:

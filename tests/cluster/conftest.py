@@ -30,12 +30,15 @@ STOP_TIMEOUT_S = 300.0
 class MarkedProcess:
     """A command as a child, its output, and every process it has made."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], cwd: Path | None = None
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self.lines: list[str] = []
         self._grown = threading.Condition()
         self.process = subprocess.Popen(
             command,
+            cwd=cwd,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

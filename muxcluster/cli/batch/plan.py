@@ -12,6 +12,7 @@ from rich.text import Text
 from muxcluster.batch.plan.prediction import AUTO, LENGTHS, PredictionOptions, compare
 from muxcluster.batch.plan.setting import settings_of
 from muxcluster.cli.placing.inputs import ProfileOption, with_profile
+from muxcluster.cli.telling import tell
 from muxcluster.cli.views.batch_job import plan_content, plan_lines
 from muxcluster.cli.views.several_jobs import (
     compare_several,
@@ -19,6 +20,7 @@ from muxcluster.cli.views.several_jobs import (
     several_lines,
     surveyed,
 )
+from muxcluster.config.hub import Fetching, Wanted
 from muxcluster.config.load import load_config
 from muxcluster.offline.order.orders import ORDERS
 from muxcluster.scheduling.lanes import LANES
@@ -96,7 +98,7 @@ def plan(  # noqa: PLR0913 - each parameter is an option of the command line
     _check_named("--lengths", lengths, LENGTHS)
     if lane is not None:
         _check_named("--lane", lane, tuple(LANES))
-    read = load_config(config)
+    read = load_config(config, Fetching(Wanted.TEXT, tell))
     read = read if profile is None else with_profile(read, profile)
     options = PredictionOptions(order, sample, seed, lengths == LENGTHS[1])
     asked = surveyed(file, read, model)

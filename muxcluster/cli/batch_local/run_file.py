@@ -11,6 +11,8 @@ from rich.console import Console
 from muxcluster.batch.store.job import Status
 from muxcluster.cli.batch_local.files import JobFiles, deliver, opened
 from muxcluster.cli.batch_local.running import LocalRun, RunReport, speed_text
+from muxcluster.cli.telling import tell
+from muxcluster.config.hub import Fetching, Wanted
 from muxcluster.config.load import load_config
 
 
@@ -22,7 +24,7 @@ def run_file(file: Path, output: Path, config: Path, order: str, *, as_json: boo
     """
     files = JobFiles(output, input=file)
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    local = LocalRun(load_config(config), order, console)
+    local = LocalRun(load_config(config, Fetching(Wanted.ALL, tell)), order, console)
     with opened(files, int(time.time())) as (store, batch):
         try:
             ran = local.run(store, batch)

@@ -3,14 +3,13 @@
 import http.client
 import json
 import os
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from muxcluster.cli.asking import answer_of, bearer
 from muxcluster.core.errors import ConfigError, StorageFailed, Unavailable
 from muxcluster.core.inputs.web_url import checked_url
 from muxcluster.workload.files.put import put
@@ -18,8 +17,6 @@ from muxcluster.workload.files.put import put
 ApiObject = Mapping[str, Any]  # An object as OpenAI's API shows it
 TIMEOUT_S = 60.0  # until the start of each answer, and between parts of a file
 _CHUNK_BYTES = 2**20
-_REFUSALS = range(400, 500)
-_TRY_LATER = (408, 429)
 # Fields of a batch that are read here, and of its counts
 _BATCH_FIELDS = {"id", "status", "request_counts", "output_file_id", "error_file_id"}
 _COUNTS = {"total", "completed", "failed"}
@@ -36,7 +33,7 @@ class BatchServer:
         """url: with or without `/v1`. Raises ConfigError if it is not a URL."""
         checked_url(url)
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = bearer(api_key)
 
     def upload(self, path: Path) -> str:
         """Upload a file; return its id there. Raises ConfigError if it cannot be read too."""
@@ -128,20 +125,7 @@ class BatchServer:
     def _answer(
         self, path: str, data: Any = None, headers: Mapping[str, str] | None = None
     ) -> http.client.HTTPResponse:
-        sent = {"Content-Type": "application/json", **self._headers, **(headers or {})}
-        request = urllib.request.Request(f"{self.url}/v1/{path}", data, sent)
-        try:
-            answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_S)
-        except urllib.error.HTTPError as error:
-            with error:
-                message = _message(error)
-            if error.code in _REFUSALS and error.code not in _TRY_LATER:
-                raise ConfigError(self.url, "", message) from error
-            raise Unavailable(f"{self.url}: {message}") from error
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise Unavailable(f"no server answers at {self.url}: {reason}") from error
-        return answer
+        return answer_of(self.url, path, data, {**self._headers, **(headers or {})}, TIMEOUT_S)
 
 
 def _form(path: Path, size: int, head: bytes, tail: bytes) -> Iterator[bytes]:
@@ -177,11 +161,3 @@ def _pieces(answer: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
         if left is not None:
             left -= len(data)
         yield data
-
-
-def _message(error: urllib.error.HTTPError) -> str:
-    try:
-        found = json.loads(error.read())["error"]["message"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, http.client.HTTPException):
-        return f"answers {error.code} {error.reason}"
-    return str(found)

@@ -1,16 +1,16 @@
 """Implementation of `muxcluster up`: plan for a Ray cluster, show the change, apply it, wait."""
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.console import Console
 
 from muxcluster.cli.server.changes import Change, change_between, change_lines
 from muxcluster.cli.server.launch import check_models
+from muxcluster.cli.server.progress import ProgressPrinter
+from muxcluster.cli.telling import tell
 from muxcluster.cluster.attach import (
     ask,
     find_controller,
@@ -23,6 +23,7 @@ from muxcluster.cluster.ingress.serve_app import Ingresses, ingresses_of
 from muxcluster.cluster.ray.nodes import planning_nodes, ray_nodes
 from muxcluster.cluster.state.desired import Desired
 from muxcluster.cluster.state.fitting import desired_of
+from muxcluster.config.hub import Fetching, Wanted
 from muxcluster.config.load import Config, load_config
 from muxcluster.config.planning import plan_for
 
@@ -45,7 +46,7 @@ def apply(config: Path, options: UpOptions) -> None:
     a terminal to confirm on; Abort if the answer is no.
     """
     console = Console(highlight=False, soft_wrap=True, markup=False, stderr=options.as_json)
-    wanted = load_config(config)
+    wanted = load_config(config, Fetching(Wanted.ALL, tell))
     with joined(options.address):
         controller = find_controller()
         before = None if controller is None else ask(controller, Controller.desired)
@@ -62,7 +63,7 @@ def apply(config: Path, options: UpOptions) -> None:
         controller = controller or start_controller(Wiring())
         if not change.is_empty:
             ask(controller, Controller.apply, desired, edge)
-        wait_converged(controller, options.timeout_s, _ProgressPrinter(console))
+        wait_converged(controller, options.timeout_s, ProgressPrinter(console))
         _announce(console, desired, edge)
 
 
@@ -101,27 +102,6 @@ def _confirm() -> None:
     if not sys.stdin.isatty():
         raise typer.BadParameter("nobody can be asked here: say --yes to apply this")
     typer.confirm("Apply?", abort=True)
-
-
-class _ProgressPrinter:
-    """Prints what changed since it was called last."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._known: dict[str, str] = {}
-        self._failures: set[str] = set()
-
-    def __call__(self, progress: Mapping[str, Any]) -> None:
-        phases = {name: phase for name, phase, _ in progress["units"]}
-        for name in self._known.keys() - phases.keys():
-            self._console.print(f"  {name}: gone")
-        for name, phase in phases.items():
-            if self._known.get(name) != phase:
-                self._console.print(f"  {name}: {phase}")
-        problems = {*progress["failures"], *filter(None, [progress["edge"]])}
-        for text in sorted(problems - self._failures):
-            self._console.print(f"  {text}", style="red")
-        self._known, self._failures = phases, problems
 
 
 def _announce(console: Console, desired: Desired, edge: Ingresses) -> None:

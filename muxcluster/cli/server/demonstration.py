@@ -9,6 +9,7 @@ from rich.console import Console
 from muxcluster.cli.server.launch import free_address, prepare, serving, url_of
 from muxcluster.cli.server.serving import block, curl_line
 from muxcluster.cli.signals import Stopped, stoppable
+from muxcluster.config.load import load_config
 from muxcluster.core.errors import ConfigError, EngineFailure
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.demo.setup import MODELS, build_models, expected_loads, write_config
@@ -30,7 +31,7 @@ def demonstrate(out: Path, port: int, size: BurstSize, *, keep: bool) -> None:
         with stoppable():
             config = _make_models(console, out, size.seed, burst)
             address = free_address(HttpAddress("127.0.0.1", port))
-            prepared = prepare(config).listening(address)
+            prepared = prepare(load_config(config)).listening(address)
             console.print("Starting an embedded local Ray and one unit for all models …")
             with serving(prepared) as cluster:
                 _check(perform(console, url_of(address), cluster.ask, burst, out))

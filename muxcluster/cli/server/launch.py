@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from muxcluster.cluster.attach import Progress
 from muxcluster.cluster.embedded import EmbeddedRay
 from muxcluster.cluster.ingress.serve_app import Ingresses, ingresses_of
 from muxcluster.cluster.ray.process_logs import LogFollower
 from muxcluster.cluster.state.desired import Desired
 from muxcluster.cluster.state.fitting import desired_of
 from muxcluster.cluster.units.mesh import UNIT_CPUS
-from muxcluster.config.load import load_config
+from muxcluster.config.load import Config
 from muxcluster.config.planner_input import nodes_of
 from muxcluster.config.planning import plan_for
 from muxcluster.core.errors import ConfigError, EngineFailure
@@ -52,9 +53,8 @@ class Prepared:
         return replace(self, edge=replace(self.edge, listen=address))
 
 
-def prepare(config_path: Path) -> Prepared:
-    """Read and check everything. Raises ConfigError, LoadError, InfeasiblePlan."""
-    config = load_config(config_path)
+def prepare(config: Config) -> Prepared:
+    """Plan, and check everything. Raises ConfigError, LoadError, InfeasiblePlan."""
     nodes = nodes_of(config)
     desired = desired_of(config, plan_for(config, nodes), nodes)
     check_models(desired)
@@ -93,12 +93,14 @@ def url_of(address: HttpAddress) -> str:
 
 @contextmanager
 def serving(
-    prepared: Prepared, show_log: Callable[[str], None] | None = None
+    prepared: Prepared,
+    show_log: Callable[[str], None] | None = None,
+    show_progress: Progress = lambda _: None,
 ) -> Iterator[EmbeddedRay]:
     """Run the server until the block ends; then none of its processes is left.
 
-    show_log: gets the log lines of units and controller, from a thread of its own. Raises
-    EngineFailure if it does not come up.
+    show_log: gets the log lines of units and controller, from a thread of its own. show_progress:
+    gets the controller's progress while units start. Raises EngineFailure if it does not come up.
     """
     # Units limit their own threads; a library's pool in each Ray process would compete with them.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -111,7 +113,7 @@ def serving(
     cluster = EmbeddedRay(None, num_cpus, sum(target.num_gpus for target in targets))
     follower = None if show_log is None else LogFollower(cluster.folder.logs, show_log)
     try:
-        cluster.run(prepared.desired, prepared.edge)
+        cluster.run(prepared.desired, prepared.edge, tell=show_progress)
         wait_ready(url_of(prepared.address))
         yield cluster
     finally:

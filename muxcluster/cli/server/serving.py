@@ -9,14 +9,15 @@ import typer
 from rich.console import Console
 
 from muxcluster.cli.server.launch import Prepared, free_address, prepare, serving, url_of
+from muxcluster.cli.server.models import NamedModels, config_of_models
+from muxcluster.cli.server.progress import ProgressPrinter
 from muxcluster.cli.signals import Stopped, stoppable, wait_forever
+from muxcluster.cli.telling import tell
 from muxcluster.cluster.embedded import EmbeddedRay
+from muxcluster.config.hub import Fetching, Wanted
+from muxcluster.config.load import Config, load_config
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.core.served import ServedModel
-
-
-def _show_log(line: str) -> None:
-    typer.echo(line, err=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +30,19 @@ class Overrides:
     lenient: bool | None
 
 
-def run_server(config: Path, options: Overrides, drain_timeout_s: float) -> None:
+def run_server(source: Path | NamedModels, options: Overrides, drain_timeout_s: float) -> None:
     """Serve until a signal, whose exit code `typer.Exit` then carries.
 
-    Raises ConfigError, LoadError, InfeasiblePlan, EngineFailure.
+    source: a configuration file, or models without one. Raises ConfigError, LoadError,
+    InfeasiblePlan, EngineFailure.
     """
     console = Console(highlight=False, soft_wrap=True, markup=False)
     started_s = time.monotonic()
     try:
         with stoppable():
-            prepared = _overridden(prepare(config), options)
+            prepared = _overridden(prepare(_read(source)), options)
             console.print(f"starting {_counted(prepared)} on a local Ray …")
-            with serving(prepared, _show_log) as cluster:
+            with serving(prepared, tell, ProgressPrinter(console)) as cluster:
                 has_key = prepared.edge.settings.api_key is not None
                 announce(console, prepared.models, url_of(prepared.address), has_key)
                 console.print(f"ready after {time.monotonic() - started_s:.1f} s; Ctrl-C stops")
@@ -48,6 +50,14 @@ def run_server(config: Path, options: Overrides, drain_timeout_s: float) -> None
     except Stopped as stopped:
         console.print("stopped")
         raise typer.Exit(stopped.exit_code) from None
+
+
+def _read(source: Path | NamedModels) -> Config:
+    """Return the configuration, with the models of the hub in its cache."""
+    fetching = Fetching(Wanted.ALL, tell)
+    if isinstance(source, Path):
+        return load_config(source, fetching)
+    return config_of_models(source, fetching)
 
 
 def _overridden(prepared: Prepared, options: Overrides) -> Prepared:

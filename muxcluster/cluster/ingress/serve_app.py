@@ -18,6 +18,7 @@ from muxcluster.cluster.ingress.ingress import ingress_deployment
 from muxcluster.cluster.ray.application import APP, SERVE_LOGGING, raised_line
 from muxcluster.cluster.ray.nodes import planning_nodes, ray_nodes
 from muxcluster.cluster.state.fitting import desired_of
+from muxcluster.config.hub import Fetching, Wanted
 from muxcluster.config.load import Config, load_config
 from muxcluster.config.planner_input import nodes_of
 from muxcluster.config.planning import plan_for
@@ -107,7 +108,7 @@ def build_app(config_path: str | Path) -> Any:
 
     If the file lists no nodes and this process is part of a Ray cluster, its nodes are used.
     """
-    config = load_config(config_path)
+    config = load_config(config_path, Fetching(Wanted.ALL))
     is_local = not ray.is_initialized()
     nodes = nodes_of(config) if is_local else planning_nodes(config, _living())
     desired = desired_of(config, plan_for(config, nodes), nodes)

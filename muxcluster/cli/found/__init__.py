@@ -1,0 +1,1 @@
+"""What is on this machine and in files of other servers: GPUs, models, their commands."""
