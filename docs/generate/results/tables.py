@@ -348,11 +348,12 @@ def _signed(share: float | None) -> str:
     return f"{round(100 * share) + 0.0:+g} %".replace("-", "−")
 
 
-# The commit of records that were simulated with units on more rungs than the engine's.
+# The commit of records whose units over several GPUs had more rungs than the engine gives them.
 _SHARING_OVER_GPUS = "86625897"
 _CAVEAT = (
-    "**These figures are of units that share SMs over several GPUs on more rungs than the "
-    "engine's**; they are to be simulated again."
+    "**Not the engine's units**: where a unit spans several GPUs, these simulations let it choose "
+    "among more SM shares than the engine gives it. Units on one GPU are the engine's. New "
+    "simulations may give other figures."
 )
 
 
@@ -361,12 +362,14 @@ def _units() -> str:
     found = needed("muxserve/evaluation").get("units_compared")
     if found is None:
         return _CAVEAT
-    differ = f"{len(found['differences'])} differ" if found["differences"] else "all are equal"
-    return (
-        "Every simulated unit is one that the engine builds: "
-        f"{number(found['units'])} units of {number(found['clusters'])} clusters were compared, "
-        f"{differ}."
-    )
+    compared = f"{number(found['units'])} simulated units of {number(found['clusters'])} clusters"
+    num_different = len(found["differences"])
+    if num_different:
+        return (
+            f"**{number(num_different)} of {compared} are not what the engine would build**: their "
+            "figures say what sharing could gain, not what this engine would reach."
+        )
+    return f"Every simulated unit is one that the engine builds: {compared} were compared."
 
 
 def _units_of_ablations() -> str:
