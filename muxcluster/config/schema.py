@@ -168,7 +168,7 @@ class PolicySection(Section):
     partition: Literal["auto", "threads", "mps", "green", "none"] = "auto"
     """How prefills and decodes run side by side: `threads` (cpu node: worker processes), `mps`
     (GPU: worker processes with a share of the SMs each, under an MPS daemon of our own), `green`
-    (GPU: green contexts in one process), `none` (all in the unit's process, one job at a time).
+    (GPU: green contexts in one process per GPU), `none` (one job at a time, one process per GPU).
     `auto` on a GPU takes the first of `mps`, `green`, `none` that its node supports (a unit over
     several GPUs: of `green`, `none`), and logs which and why."""
     objective: Literal["throughput", "weighted", "goodput", "fewest-gpus"] = "throughput"
@@ -196,8 +196,8 @@ class PolicySection(Section):
     prefix_caching: bool = True
     """Reuse the KV of equal prefixes."""
     kv_gb: Amount | None = None
-    """KV pool of a unit in GiB; by default room for a quarter of `max_seqs` sequences at full
-    length."""
+    """KV pool of a unit in GiB. By default on GPUs all memory that weights and workspace leave, on
+    CPUs room for a quarter of `max_seqs` sequences at full length."""
     host_memory_gib: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
     """Host memory of a unit for the content of blocks that batch requests lent; by default 16 GiB
     for a GPU, for a cpu unit 1 or the pool's size if that is less. Only `hybrid` uses it."""

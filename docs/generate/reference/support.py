@@ -36,7 +36,14 @@ _REFUSALS = (
     ("`partition: mps` with a dense model", "`green` or `none`"),
     ("`partition: mps` over several GPUs", "`auto`, `green` or `none`"),
     ("Nemotron-H, Zamba, RWKV, RecurrentGemma, LFM2, latent attention", "not yet"),
-    ("LoRA, tools, structured outputs", "400 `unsupported_parameter`; not yet"),
+    (
+        "quantised weights (a `quantization_config` in config.json), GGUF files",
+        "the same model in 16 bits, as safetensors",
+    ),
+    (
+        "LoRA, tools, structured outputs, images and audio in messages",
+        "400 `unsupported_parameter`; not yet",
+    ),
 )
 
 
