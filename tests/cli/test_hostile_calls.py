@@ -1,10 +1,8 @@
 """What a confused or hostile user types: one line and exit code 2, or 1 where no server answers."""
 
 import io
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from muxcluster.core.errors import ConfigError
 from muxcluster.core.inputs.web_url import checked_url
 from muxcluster.core.served import ServedModel
 from tests.cli.calls import call, refusal
+from tests.local_http import QuietHandler, running
 
 URLS = (
     "",
@@ -87,7 +86,7 @@ def test_a_cluster_that_is_not_there_is_given_up_soon(capsys, address: str) -> N
 def answering(body: bytes, *, has_length: bool = True) -> Iterator[str]:
     """The address of a server that answers everything so."""
 
-    class Answers(BaseHTTPRequestHandler):
+    class Answers(QuietHandler):
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"] or 0))
             self.send_response(200)
@@ -98,17 +97,8 @@ def answering(body: bytes, *, has_length: bool = True) -> Iterator[str]:
 
         do_POST = do_GET
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with running(Answers) as url:
+        yield url
 
 
 COUNTED = b'{"id": "b", "status": "completed", "request_counts": {"total": 1}}'
