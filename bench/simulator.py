@@ -24,8 +24,9 @@ from bench.harness import Bench, Claim, make_parser
 from bench.planning.cases import Point, points
 from bench.planning.simulator_memory import measure_memory
 from muxcluster.placement.planner import place
+from muxcluster.sim.core.planned import units_of
 from muxcluster.sim.core.simulate import SimResult, simulate
-from muxcluster.sim.core.unit import SimUnit, units_of
+from muxcluster.sim.core.unit import SimUnit
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.generate import Source, generate
 from muxcluster.workload.lengths import Independent, Limited

@@ -11,8 +11,8 @@ from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Node, Problem
 from muxcluster.placement.shapes.known import SHAPES
+from muxcluster.sim.core.planned import units_of
 from muxcluster.sim.core.simulate import simulate
-from muxcluster.sim.core.unit import units_of
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.generate import Source, generate
 from muxcluster.workload.lengths import Independent

@@ -33,7 +33,7 @@ from muxcluster.placement.hardware import WHOLE
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.problem import Node
 from muxcluster.placement.shapes.known import SHAPES
-from muxcluster.sim.core.unit import units_of
+from muxcluster.sim.core.planned import units_of
 
 _PROFILE = Path("muxserve") / "llama_a100_profile.json"
 _EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "llama-a100.yaml"

@@ -10,8 +10,8 @@ from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Node, Problem
 from muxcluster.placement.shapes.known import SHAPES
+from muxcluster.sim.core.planned import units_of
 from muxcluster.sim.core.simulate import shortest_wait, simulate
-from muxcluster.sim.core.unit import units_of
 from tests.sim.cases import arrivals
 
 PROBLEM = Problem(

@@ -13,7 +13,7 @@ from muxcluster.placement.plan import Plan
 from muxcluster.placement.problem import Problem
 from muxcluster.sim.batch.setting import Setting, settings_among
 from muxcluster.sim.cases.systems_units import plan_of
-from muxcluster.sim.core.unit import units_of
+from muxcluster.sim.core.planned import units_of
 
 
 def settings_of(

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.problem import Demand, Problem
+from muxcluster.sim.core.planned import units_of
 from muxcluster.sim.core.simulate import simulate
-from muxcluster.sim.core.unit import units_of
 from muxcluster.sim.demand.loads import poisson_load
 from muxcluster.workload.metrics.records import Records
 from muxcluster.workload.metrics.window import Window, arrived, tpot_s, ttft_s

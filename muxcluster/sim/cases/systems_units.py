@@ -8,7 +8,8 @@ from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import Method, place
 from muxcluster.placement.problem import Problem
 from muxcluster.sim.cases.systems import System
-from muxcluster.sim.core.unit import SimUnit, units_of
+from muxcluster.sim.core.planned import units_of
+from muxcluster.sim.core.unit import SimUnit
 
 _OVERLOAD = 100.0  # all meshes full: growing one helps only by the size of its model
 _METHODS: dict[str, Method] = {
