@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from muxcluster.core.unitspec import SchedulerSpec
@@ -72,7 +72,8 @@ def test_what_is_served_never_overfills_a_resource(mix) -> None:
 @settings(max_examples=60)
 @given(mix=MIXES, which=st.integers(0, 3), factor=st.floats(1.01, 5))
 def test_raising_a_rate_raises_no_other_models_throughput(mix, which, factor) -> None:
-    """Beyond the rungs of batches and SM shares (issue 4)."""
+    """Beyond the rungs of batches and SM shares, as long as the unit runs in the same way: mixed
+    jobs and shared SMs divide an overload differently."""
     mine = made(mix)
     which %= len(mix)
     raised = tuple(
@@ -80,6 +81,7 @@ def test_raising_a_rate_raises_no_other_models_throughput(mix, which, factor) ->
     )
     before, after = mine.unit(A100, 2, offers(mine)), mine.unit(A100, 2, raised)
     assert before is not None and after is not None
+    assume(before.execution == after.execution)
     for index in range(len(mix)):
         if index != which:
             assert after.served[index] <= before.served[index] * 1.2 + 1e-9
