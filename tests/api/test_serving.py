@@ -49,6 +49,11 @@ def test_requests_of_a_unit(folder: Path) -> None:
             await unit.generate(NAME, PROMPT)
         with pytest.raises(RuntimeError, match="once"):
             await unit.__aenter__()
+        # a process that was only starting ends a moment later
+        for _ in range(300):
+            if set(children(os.getpid()).values()) <= before:
+                break
+            await asyncio.sleep(0.1)
         assert set(children(os.getpid()).values()) <= before
 
     asyncio.run(main())
