@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from muxcluster.cli.profile_input import (
+from muxcluster.cli.profiling.pairs import measured_pairs, points_of, show_pairs
+from muxcluster.cli.profiling.subjects import (
     Subject,
     can_divide,
     check_itemsizes,
@@ -27,7 +28,6 @@ from muxcluster.cli.profile_input import (
     shares_of,
     subject_of,
 )
-from muxcluster.cli.profile_pairs import measured_pairs, points_of, show_pairs
 from muxcluster.cli.signals import Stopped, stoppable
 from muxcluster.cli.telling import tell
 from muxcluster.config.hub import Fetching, Wanted

@@ -16,8 +16,8 @@ import pytest
 
 from muxcluster.cli import main as entry
 from muxcluster.cli import profile as profile_command
-from muxcluster.cli import profile_input
-from muxcluster.cli.profile_input import GPU_SHARES
+from muxcluster.cli.profiling import subjects
+from muxcluster.cli.profiling.subjects import GPU_SHARES
 from muxcluster.config.load import load_config
 from muxcluster.config.planner_input import nodes_of
 from muxcluster.core.unitspec import UnitSpec
@@ -331,7 +331,7 @@ def test_on_a_gpu_the_partition_is_what_the_node_can_have(
         return replace(spec, partition=found)
 
     monkeypatch.setattr(profiling_device, "names", lambda: ("NVIDIA L4",))
-    monkeypatch.setattr(profile_input, "settle_partition", fake_choice)
+    monkeypatch.setattr(subjects, "settle_partition", fake_choice)
     monkeypatch.setattr(profile_command, "measure", fake)
     monkeypatch.setattr(profile_command, "measured_pairs", fake_pairs)
     nodes = "cluster: {nodes: [{name: g, gpus: 1, gpu: L4}]}\n"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from muxcluster.cli.profile_input import Subject
+from muxcluster.cli.profiling.subjects import Subject
 from muxcluster.engine.profile.grid import Grid, Point
 from muxcluster.engine.profile.pairs import (
     PairPoint,
