@@ -65,8 +65,13 @@ class AdbsLane:
             if not starting:
                 return
             prefill = sum(job.share for job in shares.running if job.phase is Phase.PREFILL)
-            jobs = [view.decode_of(each) for each in (*starting, *_decoding(view))]
-            rung = view.division.decode(jobs, round(1.0 - prefill, 6))
+            both = (*starting, *_decoding(view))
+            together = [each for each in view.models if each in both]
+            rung = view.division.decode(
+                [view.decode_of(each) for each in together],
+                together.index(model),
+                round(1.0 - prefill, 6),
+            )
             place = shares.up_to(Phase.DECODE, rung)
             if place is None:
                 return
