@@ -139,7 +139,7 @@ def steady(
 ) -> tuple[list[Decode], _Unit]:
     """Return the steady state at these rates; requests that cannot be served stay outside.
 
-    Sequences in decode by Little's law, as in `turns`; a step's SMs are those that `AdbsLane` gives
+    Sequences in decode by Little's law, as in `turns`; a step's SMs are its part by work of those
     it beside the other decodes and, for a part of the time, the prefill.
     """
     unit = _Unit(tenants, loads)
