@@ -57,6 +57,7 @@ def test_at_most_one_prefill_runs() -> None:
     rig.add(request("r", "a"), request("s", "b"))
     assert summary(rig.launch()) == [("a", Phase.PREFILL, 1.0)]
     assert rig.launch() == []
+    assert not rig.scheduler.has_waiting_work, "a prompt behind a prefill could use no SMs"
 
 
 def three_decodes_run(rig: Rig) -> Rig:
@@ -199,6 +200,7 @@ def test_a_prefill_that_waits_for_sms_holds_back_decodes() -> None:
     rig.add(request("new", "d"))
     finish(rig, "b")
     assert rig.launch() == [], "a quarter is free, but the prefill waits for a half"
+    assert rig.scheduler.has_waiting_work
     finish(rig, "a")
     assert summary(rig.launch())[0] == ("d", Phase.PREFILL, 0.5)
 
