@@ -21,8 +21,11 @@ RATE = 8.0
 
 
 def unit(packing: str, lane: str, models: tuple[str, ...] = ("a",)) -> SimUnit:
-    """A pool that a wave fills several times, and host memory for as much again."""
-    plain = sim_unit(models=models, num_columns=1000, lane=lane)
+    """A pool that a wave fills several times, and host memory for as much again.
+
+    Under adbs prefills take few SMs while decodes hold memory, and fill a smaller pool only.
+    """
+    plain = sim_unit(models=models, num_columns=600 if lane == "adbs" else 1000, lane=lane)
     specs = tuple(replace(model, slo=TARGETS) for model in plain.spec.models)
     spec = replace(
         plain.spec,
