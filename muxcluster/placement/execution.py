@@ -116,9 +116,10 @@ def executions(
 
     The first one shares SMs where that is possible. A unit over several GPUs shares them by green
     contexts alone: MPS limits how many SMs a process has, but not which, and every rung would be a
-    process with a communicator on each GPU. A single model shares nothing unless a partition was
-    named: prompts beside its decodes would read the weights twice. Raises CannotRun where the named
-    partition cannot be had.
+    process with a communicator on each GPU. Unless a partition was named, a single model runs mixed
+    jobs first, because prompts beside its decodes read the weights twice; on one GPU it may share
+    the SMs, too, for work that gains by it. Raises CannotRun where the named partition cannot be
+    had.
     """
     check_partition(gpu, policy.partition)
     if gpu.is_cpu:
@@ -129,13 +130,14 @@ def executions(
         message = f"a unit over {tp} GPUs shares SMs by green contexts: use auto, green or none"
         raise CannotRun("partition", message)
     alone = _alone_on_gpus(tp, policy)
-    if asked == "none" or lane not in SHARING_LANES or (asked == "auto" and num_models == 1):
+    is_single = asked == "auto" and num_models == 1
+    may_unshare = policy.scheduler.may_unshare and lane == "adbs"
+    if asked == "none" or lane not in SHARING_LANES or (is_single and (is_wide or not may_unshare)):
         return (alone,)
     if gpu.shares == WHOLE:
         if asked != "auto":
             raise CannotRun("partition", f"{asked} cannot be had on this node's {gpu.name}")
         return (alone,)
-    may_unshare = policy.scheduler.may_unshare and lane == "adbs"
     shared = Execution(
         lane,
         asked,
@@ -145,6 +147,8 @@ def executions(
         num_ranks=tp,
         is_unproven=is_wide,
     )
+    if is_single:
+        return alone, shared
     return (shared, alone) if asked == "auto" and may_unshare else (shared,)
 
 

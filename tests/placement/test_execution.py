@@ -32,10 +32,13 @@ def cores(number: int) -> Gpu:
 @pytest.mark.parametrize(
     ("gpu", "tp", "num_models", "policy", "ways"),
     [
-        # (lane, partition, workers, depth, unproven) of each way, the first one shared if any is
+        # (lane, partition, workers, depth, unproven) of each way; with several models the first
+        # one is shared if any is
         (A100, 1, 2, {}, [("adbs", "auto", 3, 2, False), ("mixed", "none", 1, 2, False)]),
         (A100, 2, 2, {}, [("adbs", "auto", 2, 2, True), ("mixed", "none", 1, 1, False)]),
         (A100, 4, 5, {}, [("adbs", "auto", 2, 2, True), ("mixed", "none", 1, 1, False)]),
+        (A100, 1, 1, {}, [("mixed", "none", 1, 2, False), ("adbs", "auto", 2, 2, False)]),
+        (A100, 1, 1, {"scheduler": ALWAYS}, [("mixed", "none", 1, 2, False)]),
         (A100, 2, 1, {}, [("mixed", "none", 1, 1, False)]),
         (A100, 2, 1, {"partition": "green"}, [("adbs", "green", 2, 2, True)]),
         (A100, 2, 3, {"partition": "none"}, [("mixed", "none", 1, 1, False)]),
