@@ -17,6 +17,8 @@ _ONE_WORKER = (WorkerSpec(0, (1.0,)),)
 # the start on (0.5 GiB under MPS), so there are few.
 _PREFILL_SHARES = (0.3, 0.5, 1.0)
 _DECODE_SHARES = (0.3, 0.5, 0.7, 1.0)
+# Of a unit of one model, which has fewer workers: prompts get most SMs while little KV is held.
+_PREFILL_SHARES_ALONE = (0.3, 0.5, 0.7, 1.0)
 _MOST_DECODES = 2  # decode workers of a GPU, for the same reason
 # Over several GPUs jobs that run side by side must have no SM in common: a collective that waited
 # for one that another holds would wait for ever. Green contexts keep two workers apart, one from
@@ -227,7 +229,8 @@ def _on_cpu(gpu: Gpu, tp: int, num_models: int, policy: UnitPolicy) -> Execution
 
 def _gpu_workers(num_models: int, most_decodes: int) -> tuple[WorkerSpec, ...]:
     """Return one worker for prefills (and mixed jobs without sharing), others for decodes."""
-    prefill = WorkerSpec(0, _PREFILL_SHARES, frozenset({Phase.PREFILL, Phase.MIXED}))
+    shares = _PREFILL_SHARES_ALONE if num_models == 1 else _PREFILL_SHARES
+    prefill = WorkerSpec(0, shares, frozenset({Phase.PREFILL, Phase.MIXED}))
     decodes = (
         WorkerSpec(1 + index, _DECODE_SHARES, frozenset({Phase.DECODE}))
         for index in range(min(num_models, most_decodes))

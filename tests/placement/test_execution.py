@@ -148,3 +148,11 @@ def test_the_planner_knows_where_sms_cannot_be_shared(policy: UnitPolicy, gpu: G
     assert (execution.lane, execution.unproven) == ("mixed", False)
     assert '"unproven": true' not in found.to_json()
     assert all(model.prefill_sm == 1.0 for unit in found.units for model in unit.models)
+
+
+def test_prefills_of_a_single_model_have_a_larger_share_beside_decodes() -> None:
+    (alone,) = executions(A100, 1, 1, UnitPolicy(partition="mps"))
+    (several,) = executions(A100, 1, 2, UnitPolicy(partition="mps"))
+    assert alone.rungs(Phase.PREFILL) == (0.3, 0.5, 0.7, 1.0)
+    assert several.rungs(Phase.PREFILL) == (0.3, 0.5, 1.0)
+    assert 0.3 in alone.rungs(Phase.DECODE)  # beside the largest

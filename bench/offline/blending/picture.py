@@ -41,7 +41,8 @@ def draw_grid(points: Sequence[Row], path: Path) -> None:
         figure = Figure((6.4, 3.8), facecolor="white", layout="constrained")
         axes = figure.subplots()
         dress(axes, "blend over the best rival", "density of the mixture", "throughput gained")
-        axes.axhspan(*PAPER_RANGE, color=PALE, alpha=0.5, zorder=0, label="BlendServe's range over DFS")
+        paper = {"alpha": 0.5, "zorder": 0, "label": "BlendServe's range over DFS"}
+        axes.axhspan(*PAPER_RANGE, color=PALE, **paper)
         axes.axhline(PAPER_MEAN, color="#8a909c", linewidth=0.8, label="and mean")
         colours = system_colours(names)
         for index, (name, sharing) in enumerate(zip(names, _sharings(points), strict=True)):
