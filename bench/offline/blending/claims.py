@@ -18,6 +18,7 @@ RIVALS = ("dfs", "fcfs", "random", LONGEST_PREFIX)
 PAPER = {"over_dfs": 1.23, "grid_over_dfs": 1.225, "share_of_optimum": 0.9, "sharing_kept": 0.97}
 # What is asked of the blend: in the mean over the traces, and in each.
 GOAL, LEAST_GOAL = 1.10, 1.03
+OPTIMUM_GOAL = 0.92  # of the optimum, above the paper's
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,8 @@ def claims_of(traces: Part, grid: Part, rows: Rows, seed: int) -> list[Claim]:
     claims = [
         Claim("throughput_over_best_rival", _mean(gains), "x", GOAL),
         Claim("throughput_over_best_rival_min", min(gains), "x", LEAST_GOAL),
-        Claim("throughput_over_dfs", _mean(over_dfs), "x", PAPER["over_dfs"]),
-        Claim("share_of_optimum", share, "", PAPER["share_of_optimum"]),
+        Claim("throughput_over_dfs_in_any_lane", _mean(over_dfs), "x", PAPER["over_dfs"]),
+        Claim("share_of_optimum", share, "", OPTIMUM_GOAL),
         Claim("share_of_ideal", _mean([row["share_of_ideal"] for row in found]), ""),
         Claim("prefix_sharing_of_optimum", sharing, "", PAPER["sharing_kept"]),
     ]
@@ -88,7 +89,9 @@ def claims_of(traces: Part, grid: Part, rows: Rows, seed: int) -> list[Claim]:
         on_grid = grid.gains_over(grid.rivals, rows, seed)
         claims.append(Claim("grid_over_best_rival", _mean(on_grid), "x"))
         of_dfs = grid.gains_over(("dfs",), rows, seed)
-        claims.append(Claim("grid_over_dfs", _mean(of_dfs), "x", PAPER["grid_over_dfs"]))
+        claims.append(
+            Claim("grid_over_dfs_in_any_lane", _mean(of_dfs), "x", PAPER["grid_over_dfs"])
+        )
     return claims
 
 

@@ -311,7 +311,7 @@ _BLENDSERVE = (
         "goal",
     ),
     Said(
-        "throughput_over_dfs",
+        "throughput_over_dfs_in_any_lane",
         "throughput over DFS, each in its best lane, mean of four traces",
         "more",
         "paper",
@@ -319,9 +319,9 @@ _BLENDSERVE = (
     ),
     Said(
         "share_of_optimum",
-        "share of the maximum that the cost model permits in any lane",
+        "share of the maximum by the cost model",
         "more",
-        "paper, at most",
+        "goal",
         "Output lengths are learnt during the run.",
     ),
     Said(
@@ -331,7 +331,7 @@ _BLENDSERVE = (
     Said("overlap_over_mixed", "the blend on SM partitions over the blend in mixed jobs"),
     Said("grid_over_best_rival", "throughput over the best of DFS and random, mean of a grid"),
     Said(
-        "grid_over_dfs",
+        "grid_over_dfs_in_any_lane",
         "throughput over DFS, each in its best lane, mean of a grid",
         "more",
         "paper",
