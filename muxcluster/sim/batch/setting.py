@@ -72,9 +72,7 @@ def settings_among(
     return tuple(setting for _, setting in found)
 
 
-def _other_ways(
-    unit: SimUnit, place: PlannedUnit, gpu: Gpu, asked: Problem
-) -> tuple[SimUnit, ...]:
+def _other_ways(unit: SimUnit, place: PlannedUnit, gpu: Gpu, asked: Problem) -> tuple[SimUnit, ...]:
     """Return the unit in the ways of running jobs that the plan did not choose.
 
     Each has the memory that its contexts leave. None of several models, whose quotas are planned
