@@ -2,6 +2,7 @@
 
 Placement: our planner against most free memory first, on 8 GPUs with 4 models and 16 with 7.
 Resource manager: SM sharing and the unified KV pool on and off, 4 models on one mesh of 4 GPUs.
+Wide units: SM sharing on meshes of 4 GPUs against mixed jobs on the same meshes.
 ChatLMSYS: 16 models on 32 GPUs at the released rates, against spatial partitioning (meshes by size
 as published, and by load) and temporal multiplexing. All models are loaded over the whole window.
 A claim is the highest ratio over the points of its experiment, as "up to" is; all are printed.
@@ -25,6 +26,7 @@ from bench.muxserve.simulated.ablation_cases import (
     chatlmsys_points,
     placement_points,
     resource_points,
+    wide_points,
 )
 from bench.muxserve.simulated.cases import SLO_SCALE, Duration
 from bench.muxserve.simulated.headlines import HEADLINES, Measured, claims_of
@@ -35,6 +37,7 @@ from muxcluster.sim.cases.sweep import Cache
 
 _SCALES = (1.0, 2.0, 4.0)
 _ALPHAS = (0.7, 1.3, 2.1)
+_OVERLOADS = (1.0, 2.0)
 _CONDENSATIONS = (500, 1200, 2000)
 _SECONDS = 60.0
 # A model that is starved there needs a while until its requests miss 8 times their base.
@@ -73,6 +76,9 @@ def _points(options: Namespace, data: Path, cache: Cache) -> Iterator[Point]:
     short, long = (_duration(options, seconds) for seconds in (_SECONDS, _RESOURCES_SECONDS))
     yield from placement_points(data, _SCALES[-1:] if quick else _SCALES, short, cache)
     yield from resource_points(data, _ALPHAS[:1] if quick else _ALPHAS, long)
+    yield from wide_points(
+        data, _ALPHAS[:1] if quick else _ALPHAS, _OVERLOADS[-1:] if quick else _OVERLOADS, long
+    )
     some = _CONDENSATIONS[1:2] if quick else _CONDENSATIONS
     yield from chatlmsys_points(data, some, short, cache)
 

@@ -89,7 +89,7 @@ class SharingStats:
 
     is_on: bool
     # gain, mixed_gain: seconds of the jobs alone, one after another, over their seconds side by
-    # side, or as mixed jobs; 1 until measured
+    # side, or as mixed jobs (predicted for the same jobs while sharing is on); 1 until measured
     gain: float = 1.0
     mixed_gain: float = 1.0
 

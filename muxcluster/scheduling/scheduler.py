@@ -83,7 +83,9 @@ class UnitScheduler:
             self._times,
         )
         self._builder = JobBuilder(saves=lends)
-        self._view = LaneView(self._memory, self._shares, self._packing, policy.token_budget)
+        self._view = LaneView(
+            self._memory, self._shares, self._packing, self._times, policy.token_budget
+        )
         balancer = QuotaBalancer(self._kv, models, self._carry) if has_quotas else None
         self._adaptation = Adaptation(models, balancer, policy.quota_period_s)
         self._completion = Completion(self._memory)
@@ -261,6 +263,15 @@ class UnitScheduler:
         if self._judge is not None:
             self._judge.repeated(repetitions, now)
         return jobs
+
+    @property
+    def has_waiting_work(self) -> bool:
+        """True if a job could use idle SMs: sequences decode in no job, or prompts that memory lets
+        in wait and no job computes prompts (one does at a time).
+
+        Call it after `next_jobs`.
+        """
+        return self._view.has_waiting_work
 
     def used_blocks(self) -> dict[str, int]:
         """Return the number of distinct blocks that live sequences of each model hold."""

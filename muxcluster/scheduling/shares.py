@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import product
 
 from muxcluster.core.job import Job, Phase, WorkerSpec
 
@@ -17,6 +18,9 @@ class Place:
     share: float
 
 
+Rungs = tuple[float, ...]  # of jobs side by side, 0 for one that waits
+
+
 class ShareLedger:
     """Running jobs by worker. Invariant: a worker runs one job, running shares sum to ≤ 1.
 
@@ -28,6 +32,7 @@ class ShareLedger:
         self._workers = tuple(most_special_first)
         self._by_phase = {p: [w for w in self._workers if p in w.phases] for p in Phase}
         self._beside = {(p, q): self._rungs_beside(p, q) for p in Phase for q in Phase}
+        self._tuples: dict[tuple[tuple[Phase, ...], float], tuple[Rungs, ...]] = {}
         self._running: dict[int, Job] = {}
         self._start_s: dict[int, float] = {}
         self._followers: dict[int, Job] = {}
@@ -106,7 +111,7 @@ class ShareLedger:
 
     def full(self, phase: Phase) -> Place | None:
         """Return the largest share that a worker for `phase` has; None where it is not free."""
-        return self._at_rung(phase, max(self._rungs(phase)))
+        return self.at(phase, max(self._rungs(phase)))
 
     def beside(self, phase: Phase, other: Phase, share: float = 0.5) -> Place | None:
         """Return a place for `phase` that leaves a rung of another worker for `other`, or None.
@@ -114,21 +119,56 @@ class ShareLedger:
         The rung nearest to `share`, the larger of two; the largest one where no split is possible.
         """
         rungs = self._beside[phase, other]
-        return self._at_rung(phase, _nearest(rungs, share)) if rungs else self.full(phase)
+        return self.at(phase, _nearest(rungs, share)) if rungs else self.full(phase)
 
     def _rungs_beside(self, phase: Phase, other: Phase) -> list[float]:
         return [rung for rung in self._rungs(phase) if self._leaves_room(rung, phase, other)]
 
-    def near(self, phase: Phase, share: float) -> Place | None:
-        """Return a free worker's rung nearest to `share` within what is left, the larger of two."""
+    def tuples(self, phases: tuple[Phase, ...], most: float = 1.0) -> tuple[Rungs, ...]:
+        """Return every tuple of rungs at which jobs of these phases can run side by side.
+
+        Each on a worker of its own, with `most` of the SMs in sum; 0 is a job that waits. Only
+        those in which no job could have a greater rung.
+        """
+        key = phases, round(most, 6)
+        found = self._tuples.get(key)
+        if found is None:
+            found = self._tuples[key] = _maximal(self._ladders(phases), most + _EPSILON)
+        return found
+
+    def _ladders(self, phases: Sequence[Phase]) -> list[Rungs]:
+        """The ladder of the worker that each job would have; empty where none is left."""
+        taken: set[int] = set()
+        ladders: list[Rungs] = []
+        for phase in phases:
+            free = (each for each in self._by_phase[phase] if each.worker_id not in taken)
+            worker = next(free, None)
+            if worker is not None:
+                taken.add(worker.worker_id)
+            ladders.append(() if worker is None else worker.shares)
+        return ladders
+
+    def up_to(self, phase: Phase, share: float) -> Place | None:
+        """Return a free worker's greatest rung up to `share` and to what is left."""
         idle = self._idle(phase)
-        most = self.left + _EPSILON
+        most = min(self.left, share) + _EPSILON
         rungs = [rung for rung in _ladder(idle) if rung <= most]
-        return _first_with(idle, _nearest(rungs, share)) if rungs else None
+        return _first_with(idle, rungs[-1]) if rungs else None
+
+    def at(self, phase: Phase, rung: float) -> Place | None:
+        """Return a free worker with that rung, the most specialised one; None where there is none,
+        or less is left."""
+        if rung > self.left + _EPSILON:
+            return None
+        return _first_with(self._idle(phase), rung)
+
+    def num_workers(self, phase: Phase) -> int:
+        """Return how many workers run `phase`."""
+        return len(self._by_phase[phase])
 
     def rest(self, phase: Phase) -> Place | None:
         """Return a free worker's largest rung within what is left."""
-        return self.near(phase, 1.0)
+        return self.up_to(phase, 1.0)
 
     def _rungs(self, phase: Phase) -> list[float]:
         return _ladder(self._by_phase[phase])
@@ -141,12 +181,6 @@ class ShareLedger:
             if rung in first.shares
             for second in self._by_phase[other]
         )
-
-    def _at_rung(self, phase: Phase, rung: float) -> Place | None:
-        """A free worker with that rung, the most specialised one; None where there is none."""
-        if rung > self.left + _EPSILON:
-            return None
-        return _first_with(self._idle(phase), rung)
 
     def num_free(self, phase: Phase) -> int:
         """Return for how many jobs of `phase` there is a worker now."""
@@ -170,6 +204,21 @@ class ShareLedger:
             assert set(job.rows.table_rows.tolist()) <= set(before.rows.table_rows.tolist()), (
                 "rows came"
             )
+
+
+def _maximal(ladders: Sequence[Rungs], most: float) -> tuple[Rungs, ...]:
+    """Return the choices of a rung or 0 for each, in sum up to `most`, none of which could grow."""
+    choices = [(0.0, *sorted(ladder)) for ladder in ladders]
+    fitting = {each for each in product(*choices) if sum(each) <= most}
+
+    def may_grow(rungs: Rungs) -> bool:
+        left = most - sum(rungs)
+        return any(
+            any(own < rung <= own + left for rung in ladder)
+            for own, ladder in zip(rungs, choices, strict=True)
+        )
+
+    return tuple(sorted(each for each in fitting if not may_grow(each)))
 
 
 def _ladder(workers: Sequence[WorkerSpec]) -> list[float]:

@@ -14,6 +14,7 @@ from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.scheduling.scheduler import UnitScheduler
+from muxcluster.scheduling.steptime.seed import Seed
 from tests.scheduling.fake_worker import EOS, VOCAB, FakeMemory, token_of
 
 LANES = ("adbs", "temporal", "round-robin", "mixed")
@@ -87,9 +88,18 @@ def expected_output(asked: Request, max_model_len: int = 64) -> list[int]:
 class Rig:
     """One scheduler, its workers and everything that came out of it."""
 
-    def __init__(self, spec: UnitSpec, seed: int = 0, *, checks: bool = True, **kwargs) -> None:
+    def __init__(
+        self,
+        spec: UnitSpec,
+        seed: int = 0,
+        *,
+        checks: bool = True,
+        times: Seed | None = None,
+        **kwargs,
+    ) -> None:
+        """times: what the scheduler knows of step times at first."""
         self.spec = spec
-        self.scheduler = UnitScheduler(spec, **kwargs)
+        self.scheduler = UnitScheduler(spec, seed=times, **kwargs)
         self.memory = FakeMemory(spec)
         self.now = 100.0
         self.running: list[tuple[float, Job]] = []

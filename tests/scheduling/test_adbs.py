@@ -1,9 +1,16 @@
 """What ADBS is for: prefill first, decodes beside it, no model starved by turns or quotas."""
 
+from collections.abc import Callable, Mapping
+
+import pytest
+
 from muxcluster.core.job import Phase, WorkerSpec
-from muxcluster.core.kvshape import KvShape, block_bytes
+from muxcluster.core.kvshape import KvShape
 from muxcluster.core.request import Slo
+from muxcluster.scheduling.steptime.line import Line
 from tests.scheduling.rig import LADDER, Rig, model_spec, request, unit_spec
+
+Lines = Mapping[str, Callable[[float], Line]]  # by model, its line at a share
 
 THREE_WORKERS = tuple(WorkerSpec(i, LADDER) for i in range(3))
 
@@ -36,12 +43,13 @@ def test_one_kind_of_work_takes_the_whole_gpu() -> None:
 
 
 def test_prefill_goes_first_and_decodes_of_any_model_run_beside_it() -> None:
-    rig = decoding(Rig(two_models()), "a")
-    rig.add(request("new", "b"))
-    assert summary(rig.launch()) == [("b", Phase.PREFILL, 0.5), ("a", Phase.DECODE, 0.5)]
-    rig = decoding(Rig(two_models()), "a")
-    rig.add(request("new", "a"))
-    assert summary(rig.launch()) == [("a", Phase.PREFILL, 0.5), ("a", Phase.DECODE, 0.5)]
+    for model in "ba":
+        rig = decoding(Rig(two_models()), "a")
+        rig.add(request("new", model))
+        prefill, decode = summary(rig.launch())
+        assert prefill[:2] == (model, Phase.PREFILL)
+        assert decode[:2] == ("a", Phase.DECODE)
+        assert prefill[2] + decode[2] == 1.0
 
 
 def test_at_most_one_prefill_runs() -> None:
@@ -49,12 +57,13 @@ def test_at_most_one_prefill_runs() -> None:
     rig.add(request("r", "a"), request("s", "b"))
     assert summary(rig.launch()) == [("a", Phase.PREFILL, 1.0)]
     assert rig.launch() == []
+    assert not rig.scheduler.has_waiting_work, "a prompt behind a prefill could use no SMs"
 
 
 def three_decodes_run(rig: Rig) -> Rig:
     decoding(rig, "a", "b", "c")
     shares = {job.model: job.share for job in rig.launch()}
-    assert shares == {"a": 0.25, "b": 0.25, "c": 0.5}
+    assert shares == {"a": 0.5, "b": 0.25, "c": 0.25}
     return rig
 
 
@@ -64,11 +73,11 @@ def finish(rig: Rig, model: str) -> None:
 
 
 def three_models():
-    """Sequences of c are expected to be twice as long as those of the others."""
+    """Nothing is known of what their jobs take."""
     models = [
         model_spec("a"),
         model_spec("b"),
-        model_spec("c", mean_output_tokens=44.0),
+        model_spec("c"),
         model_spec("d", max_seqs=1),
     ]
     return unit_spec(models, workers=THREE_WORKERS, num_blocks=128)
@@ -76,9 +85,9 @@ def three_models():
 
 def test_a_decode_gets_its_part_of_the_sms_and_no_more_where_more_is_free() -> None:
     rig = three_decodes_run(Rig(three_models()))
+    finish(rig, "b")
     finish(rig, "a")
-    finish(rig, "c")
-    assert {job.model: job.share for job in rig.launch()} == {"a": 0.25, "c": 0.5}
+    assert {job.model: job.share for job in rig.launch()} == {"a": 0.5, "b": 0.25}
 
 
 def six_decode() -> Rig:
@@ -99,21 +108,57 @@ def small(model: str, count: int):
 def test_models_without_a_worker_get_no_part_of_the_sms() -> None:
     tenths = tuple(rung / 10 for rung in range(1, 11))
     models = [model_spec(name) for name in "abc"]
-    for num_workers, wanted in ((1, [1.0]), (2, [0.5, 0.5]), (3, [0.3, 0.3, 0.3])):
+    for num_workers, wanted in ((1, [1.0]), (2, [0.5, 0.5]), (3, [0.3, 0.3, 0.4])):
         workers = tuple(WorkerSpec(worker_id, tenths) for worker_id in range(num_workers))
         rig = decoding(Rig(unit_spec(models, workers=workers)), "a", "b", "c")
         assert [job.share for job in rig.launch()] == wanted
 
 
-def test_weights_count_for_a_part_of_what_kv_counts() -> None:
-    """Heavy weights beside as much KV: more than an equal part, far less than by bytes."""
-    heavy = 64 * block_bytes(8, 2)  # as much as the KV of four sequences
-    models = [model_spec("a", weight_bytes=heavy), model_spec("b")]
-    rig = decoding(Rig(unit_spec(models, workers=THREE_WORKERS)), "a", "b")
+class Seconds:
+    """A seed: seconds of decodes and of prefills, by model and share."""
+
+    def __init__(self, decode: Lines, prefill: Lines | None = None) -> None:
+        self._lines = {Phase.DECODE: decode, Phase.PREFILL: prefill or {}}
+
+    def line(self, phase: Phase, model: str, share: float) -> Line | None:
+        line = self._lines.get(phase, {}).get(model)
+        return None if line is None else line(share)
+
+
+def flat(share: float) -> Line:
+    """A quarter of the SMs is nearly as good as all."""
+    return Line(0.020 / share**0.1, 0.0001, 0.0)
+
+
+def steep(share: float) -> Line:
+    """Half of the SMs, nearly twice the time; most of it grows with the rows."""
+    return Line(0.002 / share**0.8, 0.02 / share**0.8, 0.0)
+
+
+def test_decodes_that_gain_more_from_sms_get_more_of_them() -> None:
+    seed = Seconds({"a": steep, "b": flat})
+    rig = decoding(Rig(two_models(workers=THREE_WORKERS), times=seed), "a", "b")
     assert {job.model: job.share for job in rig.launch()} == {"a": 0.75, "b": 0.25}
-    light = [model_spec("a", weight_bytes=heavy // 4), model_spec("b")]
-    rig = decoding(Rig(unit_spec(light, workers=THREE_WORKERS)), "a", "b")
-    assert {job.model: job.share for job in rig.launch()} == {"a": 0.5, "b": 0.5}
+    seed = Seconds({"a": flat, "b": steep})
+    rig = decoding(Rig(two_models(workers=THREE_WORKERS), times=seed), "a", "b")
+    assert {job.model: job.share for job in rig.launch()} == {"a": 0.25, "b": 0.75}
+
+
+def test_two_equal_models_beside_a_prefill_leave_nothing_idle() -> None:
+    """On a GPU's rungs: a prefill of 0.5 leaves one of them no rung, so it takes 0.3, or they take
+    turns on all that it leaves."""
+    workers = (
+        WorkerSpec(0, (0.3, 0.5, 1.0), frozenset({Phase.PREFILL, Phase.MIXED})),
+        *(WorkerSpec(i, (0.3, 0.5, 0.7, 1.0), frozenset({Phase.DECODE})) for i in (1, 2)),
+    )
+    models = [model_spec(name) for name in "abc"]
+    for curve in (flat, steep):
+        seed = Seconds(dict.fromkeys("abc", curve), dict.fromkeys("abc", steep))
+        rig = decoding(Rig(unit_spec(models, workers=workers), times=seed), "a", "b")
+        rig.add(request("new", "c"))
+        shares = sorted(job.share for job in rig.launch())
+        assert shares in ([0.3, 0.3, 0.3], [0.5, 0.5], [0.3, 0.7]), shares
+        assert sum(shares) == pytest.approx(1.0, abs=0.1 + 1e-9)
 
 
 def test_prefills_leave_more_to_decodes_that_hold_the_memory() -> None:
@@ -126,15 +171,10 @@ def test_prefills_leave_more_to_decodes_that_hold_the_memory() -> None:
     assert shares == {1: 0.25, 4: 0.5}
 
 
-def test_prefills_of_one_model_get_most_sms_while_prompts_pile_up_and_little_is_held() -> None:
-    """Decode steps then read little; where the pool is fuller they need their half."""
-    shares = {}
-    for num_blocks in (4096, 32):
-        spec = unit_spec([model_spec("a")], num_blocks=num_blocks, token_budget=32)
-        rig = decoding(Rig(spec), "a")
-        rig.add(*small("a", 4))
-        shares[num_blocks] = rig.launch()[0].share
-    assert shares == {4096: 0.75, 32: 0.5}
+def test_prefills_of_one_model_get_most_sms_while_prompts_pile_up() -> None:
+    rig = decoding(Rig(unit_spec([model_spec("a")], token_budget=32)), "a")
+    rig.add(*small("a", 4))
+    assert rig.launch()[0].share == 0.75
 
 
 def test_prompts_that_lack_memory_do_not_pile_up() -> None:
@@ -150,24 +190,25 @@ def test_memory_that_only_caches_holds_nobody_back() -> None:
     decoding(rig, "a")
     assert rig.scheduler.stats(rig.now, "unit").models[0].cached_blocks > 112 / 3
     rig.add(request("new", "b"))
-    assert summary(rig.launch())[0] == ("b", Phase.PREFILL, 0.5)
+    assert summary(rig.launch())[0] == ("b", Phase.PREFILL, 0.25)
 
 
 def test_decodes_divide_what_a_prefill_leaves() -> None:
     rig = decoding(Rig(three_models()), "a", "b")
     rig.add(request("new", "c"))
     prefill, *decodes = summary(rig.launch())
-    assert prefill == ("c", Phase.PREFILL, 0.5)
-    assert sorted(decodes) == [("a", Phase.DECODE, 0.25), ("b", Phase.DECODE, 0.25)]
+    assert prefill == ("c", Phase.PREFILL, 0.25)
+    assert sorted(decodes) == [("a", Phase.DECODE, 0.5), ("b", Phase.DECODE, 0.25)]
 
 
 def test_a_prefill_that_waits_for_sms_holds_back_decodes() -> None:
     rig = three_decodes_run(Rig(three_models()))
     rig.add(request("new", "d"))
-    finish(rig, "a")
-    assert rig.launch() == [], "a quarter is free, but the prefill waits for a half"
     finish(rig, "b")
-    assert summary(rig.launch()) == [("d", Phase.PREFILL, 0.5)]
+    assert rig.launch() == [], "a quarter is free, but the prefill waits for a half"
+    assert rig.scheduler.has_waiting_work
+    finish(rig, "a")
+    assert summary(rig.launch())[0] == ("d", Phase.PREFILL, 0.5)
 
 
 def test_a_prefill_that_waits_for_memory_holds_back_nothing() -> None:
@@ -181,7 +222,7 @@ def test_a_prefill_that_waits_for_memory_lets_the_next_model_in() -> None:
     rig = decoding(Rig(two_models(num_blocks=80)), "a")
     rig.add(request("too long for now", "a", num_prompt=40, num_output=20))
     rig.add(request("fits", "b"))
-    assert summary(rig.launch())[0] == ("b", Phase.PREFILL, 0.5)
+    assert summary(rig.launch())[0][:2] == ("b", Phase.PREFILL)
 
 
 def test_least_slack_goes_first() -> None:

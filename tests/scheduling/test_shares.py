@@ -1,6 +1,7 @@
 """SM shares: which worker and rung a job gets."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -44,27 +45,61 @@ def test_an_uneven_ladder_gives_the_larger_part() -> None:
     shares = ledger((0.3, 0.7), (0.3, 0.7))
     assert shares.beside(Phase.PREFILL, Phase.DECODE) == Place(0, 0.7)
     shares.start(replace(JOB, phase=Phase.PREFILL, share=0.7), 1.5)
-    assert shares.near(Phase.DECODE, 0.1) == Place(1, 0.3)
+    assert shares.up_to(Phase.DECODE, 0.7) == Place(1, 0.3)
 
 
-def test_the_nearest_rung_within_what_is_left() -> None:
+def test_the_greatest_rung_up_to_a_share_and_to_what_is_left() -> None:
     shares = ledger(LADDER, LADDER, LADDER)
-    assert shares.near(Phase.DECODE, 0.3) == Place(0, 0.25)
-    assert shares.near(Phase.DECODE, 0.375) == Place(0, 0.5)
+    assert shares.up_to(Phase.DECODE, 0.3) == Place(0, 0.25)
+    assert shares.up_to(Phase.DECODE, 0.5) == Place(0, 0.5)
+    assert shares.up_to(Phase.DECODE, 0.2) is None
     shares.start(replace(JOB, share=0.5), 1.5)
-    assert shares.near(Phase.DECODE, 0.9) == Place(1, 0.5)
-    assert shares.near(Phase.DECODE, 0.0) == Place(1, 0.25)
+    assert shares.up_to(Phase.DECODE, 0.9) == Place(1, 0.5)
+    assert shares.at(Phase.DECODE, 0.75) is None
+    assert shares.at(Phase.DECODE, 0.25) == Place(1, 0.25)
     shares.start(replace(JOB, worker_id=1, share=0.25), 1.5)
     assert shares.rest(Phase.DECODE) == Place(2, 0.25)
     shares.start(replace(JOB, worker_id=2, share=0.25), 1.5)
-    assert shares.near(Phase.DECODE, 0.1) is None
+    assert shares.up_to(Phase.DECODE, 1.0) is None
     shares.check()
+
+
+ON_GPU = (
+    WorkerSpec(0, (0.3, 0.5, 1.0), frozenset({Phase.PREFILL, Phase.MIXED})),
+    WorkerSpec(1, (0.3, 0.5, 0.7, 1.0), frozenset({Phase.DECODE})),
+    WorkerSpec(2, (0.3, 0.5, 0.7, 1.0), frozenset({Phase.DECODE})),
+)
+
+
+@pytest.mark.parametrize("most", [0.3, 0.5, 0.7, 1.0])
+@pytest.mark.parametrize("num_decodes", [1, 2, 3])
+@pytest.mark.parametrize("prefills", [(), (Phase.PREFILL,)])
+def test_tuples_are_all_in_which_no_job_could_have_more(
+    prefills: tuple[Phase, ...], num_decodes: int, most: float
+) -> None:
+    """Against every choice of rungs, in whole tenths."""
+    phases = prefills + (Phase.DECODE,) * num_decodes
+    ladders = [(3, 5, 10)] * len(prefills) + [(3, 5, 7, 10)] * min(2, num_decodes)
+    choices = [(0, *ladder) for ladder in ladders] + [(0,)] * (num_decodes - 2)
+    fitting = {each for each in product(*choices) if sum(each) <= round(10 * most)}
+
+    def dominated(each: tuple[int, ...]) -> bool:
+        return any(
+            other != each and all(x >= y for x, y in zip(other, each, strict=True))
+            for other in fitting
+        )
+
+    wanted = {each for each in fitting if not dominated(each)}
+    found = ShareLedger(ON_GPU).tuples(phases, most)
+    assert {tuple(round(10 * rung) for rung in rungs) for rungs in found} == wanted
+    assert len(found) == len(wanted)
 
 
 def test_one_worker_runs_at_its_one_rung() -> None:
     shares = ledger((0.4,))
     assert shares.beside(Phase.PREFILL, Phase.DECODE) == Place(0, 0.4)
-    assert shares.near(Phase.DECODE, 0.1) == Place(0, 0.4)
+    assert shares.up_to(Phase.DECODE, 1.0) == Place(0, 0.4)
+    assert shares.tuples((Phase.PREFILL, Phase.DECODE)) == ((0.4, 0.0),)
     shares.start(replace(JOB, share=0.4), 1.5)
     assert shares.full(Phase.PREFILL) is None
 

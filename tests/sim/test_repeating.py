@@ -67,6 +67,9 @@ def test_use_over_time_is_the_same(lane: str) -> None:
     repeated = simulate([unit], asked, exact=True, usage_bin_s=0.5).usage["u"]
     assert repeated.sm_share == pytest.approx(plain.sm_share, abs=1e-9)
     assert plain.sm_share.max() > 0.5
+    assert repeated.idle_share == pytest.approx(plain.idle_share, abs=1e-9)
+    assert (plain.idle_share + plain.sm_share).max() < 1 + 1e-9
+    assert (plain.idle_share.max() > 0) == (lane in ("adbs", "round-robin"))
     for name, share in plain.kv_share.items():
         assert repeated.kv_share[name] == pytest.approx(share, abs=0.01 * share.max())
 

@@ -4,7 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.muxserve.simulated.cases import Duration, case_of, cases_of, one_mesh
+from bench.muxserve.simulated.cases import (
+    Duration,
+    ablations,
+    case_of,
+    cases_of,
+    one_mesh,
+    scaled,
+)
 from bench.planning.cases import points
 from bench.traces.muxserve import (
     CHATLMSYS_OUTPUT_TOKENS,
@@ -79,6 +86,26 @@ def resource_points(data: Path, alphas: Sequence[float], duration: Duration) -> 
             EVEN + name: _on_one_mesh(name, even, asked, duration) for name in (FIXED, "muxserve")
         }
         yield Point("resources", f"alpha {alpha:g}", known | unknown)
+
+
+def wide_points(
+    data: Path, alphas: Sequence[float], overloads: Sequence[float], duration: Duration
+) -> Iterator[Point]:
+    """SMs of units over 4 GPUs shared, and the same units with one mixed job at a time.
+
+    The meshes of `resource_points`, and those of the ADBS ablation at multiples of its rates.
+    """
+    profile = read_muxserve(data / "muxserve" / "llama_a100_profile.json")
+    asked = {f"4 models, alpha {alpha:g}": _colocated(alpha, profile) for alpha in alphas}
+    for each in ablations(data):
+        for overload in overloads:
+            asked[f"{each.name} x {overload:g}"] = scaled(each.problem, overload)
+    for load, problem in asked.items():
+        cases = {
+            system: _on_one_mesh(system, problem, problem, duration)
+            for system in ("muxserve", "mixed")
+        }
+        yield Point("wide", load, cases)
 
 
 def chatlmsys_points(

@@ -78,6 +78,9 @@ class Cell:
             "p99_tpot_s": first.total.tpot.p99,
             "p99_latency_s": first.total.latency.p99,
             "sm_use": round(first.use.sm, 3),
+            "sm_idle_beside_waiting": round(
+                fmean(each.use.sm_idle_beside_waiting for each in self.reports), 4
+            ),
             "kv_use": round(first.use.kv, 3),
             "worst_model": first.worst_model,
             "least_fair_share": self.fair_share,

@@ -66,6 +66,7 @@ _ABLATIONS = (
         "paper",
     ),
     Said("sm_sharing_max", "sharing of SMs, throughput", "more", "paper"),
+    Said("wide_sm_sharing_max", "sharing of SMs on 4 GPUs over mixed jobs, throughput", "more"),
     Said(
         "unified_kv_max",
         "unified KV, throughput, popularity known",

@@ -139,8 +139,9 @@ def steady(
 ) -> tuple[list[Decode], _Unit]:
     """Return the steady state at these rates; requests that cannot be served stay outside.
 
-    Sequences in decode by Little's law, as in `turns`; a step's SMs are those that `AdbsLane` gives
-    it beside the other decodes and, for a part of the time, the prefill.
+    Sequences in decode by Little's law, as in `turns`; a step's SMs are its part by work of those
+    that a prefill leaves, for as long as one runs. `AdbsLane` chooses by predicted progress, with
+    much the same result (bench/plan_holds.py).
     """
     unit = _Unit(tenants, loads)
     found = [

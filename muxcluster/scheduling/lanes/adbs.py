@@ -1,19 +1,11 @@
 """Adaptive batch scheduling: prefill first, decodes of any model beside it (MuxServe, Alg. 3)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from muxcluster.core.job import Phase
 from muxcluster.scheduling.lanes.view import LaneView, Proposal
 from muxcluster.scheduling.shares import Place
 from muxcluster.scheduling.state.model import ModelState
-
-# SM share of a prefill beside decodes: even if prompts are the bottleneck, falling to the least one
-# as decodes become it. Lower serves a little more and lets the first token wait twice as long. With
-# one model it rises to the most where prompts wait and decode steps read little KV: these need few
-# SMs then, and the pool fills sooner (bench/offline/blendserve.py).
-_EVEN = 0.5
-_LEAST = 0.3
-_MOST = 0.7
 
 # A model that was not run in the last `_PATIENCE` launches per model of a phase goes first,
 # whatever the slack of the others.
@@ -27,9 +19,10 @@ class AdbsLane:
     blocks or quota does not (it would starve the decodes that free them): the next model is tried.
     Models come by least slack, ties by turn; no model waits forever.
 
-    Decodes divide the SMs in proportion to the work of their steps. The paper gives all free SMs to
-    the model that asks first: models with short steps, which ask often, then keep those with long
-    steps on a small share.
+    Shares are chosen together (`Division`): for a prefill and all decodes that run or want to, as
+    far as there are workers; then, when a decode starts, for the decodes on what a prefill leaves.
+    The paper gives all free SMs to the model that asks first: models with short steps, which ask
+    often, then keep those with long steps on a small share.
     """
 
     uses_quotas = True
@@ -41,8 +34,8 @@ class AdbsLane:
         """A prefill where none runs, then decodes unless the prefill waits for SMs."""
         if not view.shares.has_running(Phase.PREFILL):
             models = self._in_turn(view, Phase.PREFILL, now)
-            place = self._prefill_place(view) if models else None
             for model in models:
+                place = self._prefill_place(view, model, now)
                 if place is not None:
                     yield Proposal(model, Phase.PREFILL, place)
                     # The scheduler has launched it, or found that no request of it fits.
@@ -52,25 +45,34 @@ class AdbsLane:
                     return  # it waits for SMs alone: no decode may take them
         yield from self._decodes(view, now)
 
-    def _prefill_place(self, view: LaneView) -> Place | None:
-        """Part of the SMs where there is something to decode, else all of them."""
-        has_decodes = view.shares.has_running(Phase.DECODE) or any(
-            view.has_decode_work(model) for model in view.models
-        )
-        if has_decodes:
-            share = _EVEN - (_EVEN - _LEAST) * view.decode_pressure()
-            if len(view.models) == 1:
-                share += (_MOST - _EVEN) * view.prefill_pressure()
-            return view.shares.beside(Phase.PREFILL, Phase.DECODE, share)
-        return view.shares.full(Phase.PREFILL)
+    def _prefill_place(self, view: LaneView, model: ModelState, now: float) -> Place | None:
+        """Part of the SMs where there is something to decode, else all of them.
+
+        None where it waits for SMs, although fewer may be free.
+        """
+        shares = view.shares
+        decodes = (*_decoding(view), *self._in_turn(view, Phase.DECODE, now))
+        if not decodes:
+            return shares.full(Phase.PREFILL)
+        jobs = [view.prefill_of(model)]
+        jobs += map(view.decode_of, decodes[: shares.num_workers(Phase.DECODE)])
+        return shares.at(Phase.PREFILL, view.division.prefill(jobs, view.prefill_urgency()))
 
     def _decodes(self, view: LaneView, now: float) -> Iterator[Proposal]:
-        models = self._in_turn(view, Phase.DECODE, now)
+        models, shares = self._in_turn(view, Phase.DECODE, now), view.shares
         for index, model in enumerate(models):
-            starting = models[index : index + view.shares.num_free(Phase.DECODE)]
+            starting = models[index : index + shares.num_free(Phase.DECODE)]
             if not starting:
                 return
-            place = _decode_place(view, model, starting)
+            prefill = sum(job.share for job in shares.running if job.phase is Phase.PREFILL)
+            both = (*starting, *_decoding(view))
+            together = [each for each in view.models if each in both]
+            rung = view.division.decode(
+                [view.decode_of(each) for each in together],
+                together.index(model),
+                round(1.0 - prefill, 6),
+            )
+            place = shares.up_to(Phase.DECODE, rung)
             if place is None:
                 return
             yield Proposal(model, Phase.DECODE, place)
@@ -93,20 +95,7 @@ class AdbsLane:
         return sorted(waiting, key=rank)
 
 
-def _decode_place(
-    view: LaneView, model: ModelState, starting: Sequence[ModelState]
-) -> Place | None:
-    """The model's part of the SMs that a running prefill leaves, as near as the rungs allow.
-
-    starting: models that will get a decode job now. Those that find no free worker are left out,
-    or their parts of the SMs would lie idle.
-    """
-    shares = view.shares
-    running = shares.running_models(Phase.DECODE)
-    works = {
-        each.name: each.step_work(view.decode_rows(each))
-        for each in view.models
-        if each.name in running or each in starting
-    }
-    prefill = sum(job.share for job in shares.running if job.phase is Phase.PREFILL)
-    return shares.near(Phase.DECODE, (1.0 - prefill) * works[model.name] / sum(works.values()))
+def _decoding(view: LaneView) -> list[ModelState]:
+    """Models whose decodes run."""
+    busy = view.shares.running_models(Phase.DECODE)
+    return [model for model in view.models if model.name in busy]

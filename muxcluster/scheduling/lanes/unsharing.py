@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.core.served import SharingStats
@@ -20,24 +21,22 @@ _RETRY_S, _LONGEST_S = 120.0, 3600.0
 
 
 class Gain:
-    """Seconds that jobs would have taken alone on all SMs, over the seconds in which any ran."""
+    """Seconds that jobs would have taken in other ways, over the seconds in which any ran."""
 
     def __init__(self) -> None:
         self.num_jobs = 0
-        self._alone_s = self._busy_s = 0.0
+        self._alone_s = self._mixed_s = self._busy_s = 0.0
 
-    def add(self, alone_s: float, busy_s: float) -> None:
-        """Add a job that ended. busy_s: seconds with some job running since the last one ended."""
-        self.num_jobs += 1
-        self._alone_s = _KEPT * self._alone_s + alone_s
-        self._busy_s = _KEPT * self._busy_s + busy_s
+    def add(self, seconds: "Seconds", busy_s: float, num_jobs: int = 1) -> None:
+        """Add jobs that ended, all alike.
 
-    def add_many(self, num_jobs: int, alone_s: float, busy_s: float) -> None:
-        """Add `num_jobs` equal jobs; alone_s, busy_s: of one."""
+        busy_s: seconds with some job running since the last one ended, of each.
+        """
         kept = _KEPT**num_jobs
         added = (1 - kept) / (1 - _KEPT)
         self.num_jobs += num_jobs
-        self._alone_s = kept * self._alone_s + added * alone_s
+        self._alone_s = kept * self._alone_s + added * seconds.alone_s
+        self._mixed_s = kept * self._mixed_s + added * seconds.mixed_s
         self._busy_s = kept * self._busy_s + added * busy_s
 
     @property
@@ -46,20 +45,38 @@ class Gain:
         return self.num_jobs >= _JOBS
 
     @property
-    def value(self) -> float:
-        """1 where nothing is won or lost, and while nothing is known."""
+    def over_alone(self) -> float:
+        """How much faster than one after another; 1 while nothing is known."""
         return self._alone_s / self._busy_s if self._busy_s > 0 else 1.0
+
+    @property
+    def over_mixed(self) -> float:
+        """How much faster than as mixed jobs with the same prompts and rows; 1: not known."""
+        return self._mixed_s / self._busy_s if self._busy_s > 0 else 1.0
+
+
+class Seconds(NamedTuple):
+    """What a job would take on all SMs without neighbours, as predicted."""
+
+    alone_s: float  # its prompts, then its decodes; 0: not known
+    mixed_s: float  # what it adds to mixed jobs of the same prompts and rows
 
 
 class SharingJudge:
     """Decides whether a unit's jobs share the SMs or run one after another, as `mixed` jobs.
 
-    Both ways are measured in one currency: a job is worth what its prompts and its decodes would
-    take alone on all SMs. Mixed jobs gain by reading the weights once for both, jobs side by side
-    by filling SMs that one of them leaves idle. MuxServe assumes that the latter is more; on a GPU
+    Mixed jobs gain by reading the weights once for prompts and decodes, jobs side by side by
+    filling SMs that one of them leaves idle. MuxServe assumes that the latter is more; on a GPU
     that one model saturates, it is not. A unit starts with mixed jobs, which also tell what each
-    model's jobs take on all SMs; then it shares, and goes on as long as that gains more than
-    mixed jobs do, and more than nothing.
+    model's jobs take on all SMs; then it shares, and goes on as long as that is faster than mixed
+    jobs would be, and than one job after another.
+
+    Both ways are compared at the same batch, token by token: the seconds in which shared jobs ran
+    against those that the very same prompts and rows would take as mixed jobs, each prefill joined
+    to a decode of its model. What that takes is predicted, by lines that mixed jobs taught; how far
+    off the lines are is measured while mixed jobs run. So the comparison is as fresh as the last
+    shared jobs. Measured gains of the two ways, each at its own batches, are not comparable: small
+    prefills cost more a token alone, and a way that makes many of them would look better by it.
 
     Works at any load: what is compared is the time of jobs, not throughput, which is the same both
     ways where requests are few.
@@ -70,6 +87,8 @@ class SharingJudge:
         self.shares = False  # what the unit should do now
         self.shared, self.mixed = Gain(), Gain()
         self._times, self._learns = times, learns
+        # By model, the seconds of its last decode, which the next prefill would have joined
+        self._open_decode_s: dict[str, float] = {}
         self._last_end_s = 0.0
         self._retry_s, self._next_trial_s = _RETRY_S, 0.0
 
@@ -82,12 +101,12 @@ class SharingJudge:
         self._last_end_s = now
         if self._learns and job.share == 1.0:
             self._times.observe(job, seconds)
-        alone_s = self._alone_s(job)
-        if alone_s == 0:
+        found = self._seconds(job)
+        if found.alone_s == 0:
             self.shares = False  # mixed jobs will tell
             return
         gain = self.mixed if job.phase is Phase.MIXED else self.shared
-        gain.add(alone_s, busy_s)
+        gain.add(found, busy_s)
         self._decide(now)
 
     @property
@@ -115,21 +134,32 @@ class SharingJudge:
         busy_s = max(0.0, self._last_end_s - since_s) / num_jobs
         for each in ran:
             gain = self.mixed if each.job.phase is Phase.MIXED else self.shared
-            gain.add_many(each.count, self._alone_s(each.job), busy_s)
+            gain.add(self._seconds(each.job), busy_s, each.count)
         self._decide(now)
 
     def stats(self) -> SharingStats:
-        return SharingStats(self.shares, self.shared.value, self.mixed.value)
+        """Return both gains over one job after another: of the same jobs while the unit shares."""
+        if self.shares and self.shared.is_measured:
+            shared = self.shared.over_alone
+            return SharingStats(True, shared, shared / self.shared.over_mixed)
+        return SharingStats(self.shares, self.shared.over_alone, self.mixed.over_alone)
 
-    def _alone_s(self, job: Job) -> float:
-        """Its prompts, then its decodes, each without neighbours; 0: not known."""
+    def _seconds(self, job: Job) -> Seconds:
         num_rows, context, num_tokens, attention = work_of(job)
         times = self._times.of(job.model, 1.0)
-        prefill_s = times.prefill_s(num_tokens, attention)
-        decode_s = times.decode_s(num_rows, context)
+        prefill_s = times.prefill_s(num_tokens, attention) if num_tokens else 0.0
+        decode_s = times.decode_s(num_rows, context) if num_rows else 0.0
         if (num_tokens and not prefill_s) or (num_rows and not decode_s):
-            return 0.0
-        return (prefill_s * bool(num_tokens) + decode_s * bool(num_rows)) * job.max_steps
+            return Seconds(0.0, 0.0)
+        alone_s = (prefill_s + decode_s) * job.max_steps
+        if job.phase is Phase.DECODE:
+            self._open_decode_s[job.model] = decode_s
+            return Seconds(alone_s, alone_s)
+        if job.phase is Phase.PREFILL:  # the decode that it would have joined was counted already
+            decode_s = self._open_decode_s.pop(job.model, 0.0)
+            joined_s = times.mixed_s(prefill_s, decode_s) - decode_s if decode_s else prefill_s
+            return Seconds(alone_s, joined_s)
+        return Seconds(alone_s, times.job_s(work_of(job)) * job.max_steps)
 
     def _decide(self, now: float) -> None:
         if not self.mixed.is_measured:
@@ -140,7 +170,9 @@ class SharingJudge:
             return
         if not self.shared.is_measured:
             return
-        if self.shared.value < (1 - _MARGIN) * max(1.0, self.mixed.value):
+        # A line that says too little of mixed jobs says too little of shared ones as such, too.
+        least = (1 - _MARGIN) * self.mixed.over_mixed
+        if self.shared.over_mixed < least or self.shared.over_alone < 1 - _MARGIN:
             self.shares = False
             self._next_trial_s = now + self._retry_s
             self._retry_s = min(2 * self._retry_s, _LONGEST_S)

@@ -10,10 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import Job, Phase
+from muxcluster.scheduling.lanes.division import Division, Sharer
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Packing
 from muxcluster.scheduling.shares import Place, ShareLedger
 from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.steptime.model import StepTimes
+
+# Part of the pool that is held from which on memory, not the prefill, is what prompts wait for.
+_HELD = 2 / 3
 
 
 class Proposal(NamedTuple):
@@ -41,9 +46,15 @@ class LaneView:
     """Facts about models, shares and launches so far."""
 
     def __init__(
-        self, memory: Memory, shares: ShareLedger, packing: Packing, token_budget: int
+        self,
+        memory: Memory,
+        shares: ShareLedger,
+        packing: Packing,
+        times: StepTimes,
+        token_budget: int,
     ) -> None:
-        """token_budget: of a prefill job."""
+        """times: predictions. token_budget: of a prefill job."""
+        self.division = Division(shares, times)
         self.models = tuple(memory.models)
         self.shares = shares
         self.last_phase: Phase | None = None  # of the last launch
@@ -106,38 +117,44 @@ class LaneView:
         """True where a prefill of `model` waits for nothing but a place."""
         return self._packing.may_prefill(model)
 
-    def decode_pressure(self) -> float:
-        """How far decodes rather than prompts hold the unit back, 0 to 1.
+    @property
+    def has_waiting_work(self) -> bool:
+        """True where sequences decode in no job, or a prefill could run and none does."""
+        if any(map(self.has_decode_work, self.models)):
+            return True
+        running = self.shares.running
+        if any(job.phase is not Phase.DECODE for job in running):
+            return False
+        return any(self.has_prefill_work(m) and self.may_prefill(m) for m in self.models)
 
-        0: hardly any KV is held, so a request that waits, waits for its prefill; or full prefill
-        jobs wait. 1: half of the pool or more is held, and nobody waits for a prefill.
-        """
-        return min(1.0, 2 * self._memory.pool_use) * (1.0 - self._fullness())
-
-    def prefill_pressure(self) -> float:
+    def prefill_urgency(self) -> float:
         """How far prompts rather than decodes hold the unit back, 0 to 1.
 
-        1: full prefill jobs wait and hardly any KV is held, which decode steps would read. 0: no
-        prompt waits, or half of the pool or more is held.
+        1: a full prefill job waits, and memory is free. 0: none waits, or two thirds of the pool
+        are held, so that a request that waits, waits for those that decode.
         """
-        return (1.0 - min(1.0, 2 * self._memory.pool_use)) * self._fullness()
+        fullness = min(1.0, sum(map(self._prompt_tokens, self.models)) / self._token_budget)
+        return fullness * max(0.0, 1.0 - self._memory.pool_use / _HELD)
 
-    def _fullness(self) -> float:
-        """Return how full the next prefill job would be, 0 to 1."""
-        return min(1.0, self._waiting_tokens() / self._token_budget)
-
-    def _waiting_tokens(self) -> int:
-        """Return the prompt tokens to compute, of queues only where the first request has room."""
+    def _prompt_tokens(self, model: ModelState) -> int:
+        """Return its prompt tokens to compute, those of its queue only where the first has room."""
+        table, head = model.running, model.waiting.head
         num_tokens = 0
-        for model in self.models:
-            table, head = model.running, model.waiting.head
-            if len(rows := table.idle_prefilling()):
-                num_tokens += int((table.num_tokens[rows] - table.num_computed[rows]).sum())
-            if head is not None and self._memory.has_room(model, head):
-                num_tokens += model.waiting.num_tokens
+        if len(rows := table.idle_prefilling()):
+            num_tokens = int((table.num_tokens[rows] - table.num_computed[rows]).sum())
+        if head is not None and self._memory.has_room(model, head):
+            num_tokens += model.waiting.num_tokens
         return num_tokens
 
-    def decode_rows(self, model: ModelState) -> int:
+    def decode_of(self, model: ModelState) -> Sharer:
+        """The model's decodes, running or not, as one that shares the SMs."""
+        return Sharer(model, Phase.DECODE, self._decode_rows(model))
+
+    def prefill_of(self, model: ModelState) -> Sharer:
+        """The prefill job that the model would have now."""
+        return Sharer(model, Phase.PREFILL, min(self._token_budget, self._prompt_tokens(model)))
+
+    def _decode_rows(self, model: ModelState) -> int:
         """Sequences that decode, or could."""
         jobs = self.shares.running
         running = sum(

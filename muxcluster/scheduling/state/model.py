@@ -14,11 +14,6 @@ from muxcluster.scheduling.state.batch_scaling import BatchScaling
 from muxcluster.scheduling.state.requests import LiveRequest, Waiting
 from muxcluster.scheduling.state.running import RunningTable, TableRows
 
-# A byte of weights counts so much of a byte of KV: a step that mostly reads weights is hardly
-# faster on more SMs (65B on four A100s: 55 ms on 30 %, 41 ms on 80 %). Not counted, large models of
-# few rows starve; counted in full, small ones do. Chosen on MuxServe's ADBS ablation.
-_WEIGHTS = 0.25
-
 
 @dataclass(slots=True)
 class Counters:
@@ -82,7 +77,6 @@ class ModelState:
         self.name = spec.name
         self.blocks_per_column = spec.shape.blocks_per_column
         self.block_tokens = kv.block_tokens  # in one block; a column has `blocks_per_column`
-        self._weight_work = _WEIGHTS * spec.weight_bytes / kv.block_bytes
         self.running = RunningTable(spec.max_seqs, spec.max_model_len, keeps_output=keeps_output)
         self.waiting = Waiting()
         self.meter = meter
@@ -127,13 +121,6 @@ class ModelState:
     def blocks(self, num_tokens: int) -> int:
         """Return the blocks that hold `num_tokens` tokens of one sequence."""
         return self.columns(num_tokens) * self.blocks_per_column
-
-    def step_work(self, num_rows: int) -> float:
-        """Return what a decode step of so many sequences gains from SMs, in blocks of KV to read.
-
-        Each sequence is taken to be as long as those that ended lately.
-        """
-        return self._weight_work + num_rows * self.blocks(math.ceil(self.meter.mean_tokens))
 
     def max_total(self, request: Request) -> int:
         """Return the prompt and output tokens at which `request` ends with `length`.

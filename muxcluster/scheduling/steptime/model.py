@@ -64,9 +64,11 @@ class JobTimes:
         prefill_s = self._prefill.line.seconds(num_tokens, attention)
         if not num_rows:
             return prefill_s
-        decode = self._decode.line
-        decode_s = decode.seconds(num_rows, context)
-        return mixed_s(self._mixed.line, prefill_s, decode_s, decode.fixed_s)
+        return self.mixed_s(prefill_s, self._decode.line.seconds(num_rows, context))
+
+    def mixed_s(self, prefill_s: float, decode_s: float) -> float:
+        """Return the seconds of one forward over a prefill and a decode that take so long apart."""
+        return mixed_s(self._mixed.line, prefill_s, decode_s, self._decode.line.fixed_s)
 
     def prompt_tokens_within(self, seconds: float, work: JobWork, start: int, limit: int) -> int:
         """Return the most prompt tokens from position `start`, up to `limit`, that may join `work`.
@@ -114,6 +116,7 @@ class StepTimes:
         self._times: dict[tuple[str, float], JobTimes] = {}
         self._interference: dict[tuple[str, Phase], Interference] = defaultdict(Interference)
         self._errors: dict[tuple[str, Phase], ErrorWindow] = defaultdict(ErrorWindow)
+        self.num_observed = 0  # jobs that were learnt from
 
     def of(self, model: str, share: float) -> JobTimes:
         """Return the predictions for one model at one SM share; they stay up to date."""
@@ -136,6 +139,7 @@ class StepTimes:
         """
         if not 0 < seconds < float("inf"):
             return
+        self.num_observed += 1
         work, times = work_of(job), self.of(job.model, job.share)
         interference = self._interference[job.model, work.phase]
         alone_s = times.job_s(work)

@@ -10,6 +10,7 @@ from muxcluster.sim.core.concurrency import Running
 from muxcluster.sim.core.driver import UnitDriver
 from muxcluster.workload.metrics.series import StepSeries
 
+_LEAST_SHARE = 1e-6  # shares are decimal fractions; their sums are not exact
 _PARTS = 8  # steps into which the growth of a multi-step job's blocks is divided
 
 
@@ -19,6 +20,8 @@ class Usage:
 
     bin_s: float
     sm_share: NDArray[np.float64]  # SMs in running jobs, 0 to 1
+    # SMs in no job while work waits for a place, see `UnitScheduler.has_waiting_work`
+    idle_share: NDArray[np.float64]
     kv_share: Mapping[str, NDArray[np.float64]]  # of the pool, by live sequences of each model
 
 
@@ -30,15 +33,16 @@ class UsageMeter:
         self._blocks: Mapping[str, int] = {}
         self._noted_s = 0.0
         self._num_blocks = driver.unit.spec.num_blocks
-        self._sm = StepSeries(bin_s)
+        self._sm, self._idle = StepSeries(bin_s), StepSeries(bin_s)
+        self._free = 1.0
         self._kv = {model.name: StepSeries(bin_s) for model in driver.unit.spec.models}
 
     def launched(self, driver: UnitDriver, entries: Sequence[Running]) -> None:
-        self._sm.add(driver.now, sum(entry.job.share for entry in entries))
+        self._note_share(driver, sum(entry.job.share for entry in entries))
         self._note_blocks(driver)
 
     def ran(self, driver: UnitDriver, entry: Running) -> None:
-        self._sm.add(driver.now, -entry.job.share)
+        self._note_share(driver, -entry.job.share)
         if entry.num_steps > 1:
             self._ramp(driver)
         self._note_blocks(driver)
@@ -46,7 +50,13 @@ class UsageMeter:
     def usage(self, now: float) -> Usage:
         """Return the usage up to the last full bin before `now`."""
         kv = {name: series.means(now) / self._num_blocks for name, series in self._kv.items()}
-        return Usage(self._bin_s, self._sm.means(now), kv)
+        return Usage(self._bin_s, self._sm.means(now), self._idle.means(now), kv)
+
+    def _note_share(self, driver: UnitDriver, more: float) -> None:
+        self._sm.add(driver.now, more)
+        self._free -= more
+        is_idle = self._free > _LEAST_SHARE and driver.scheduler.has_waiting_work
+        self._idle.set(driver.now, self._free if is_idle else 0.0)
 
     def _note_blocks(self, driver: UnitDriver) -> None:
         self._blocks, self._noted_s = driver.scheduler.used_blocks(), driver.now

@@ -99,6 +99,7 @@ class UseReport(_Frozen):
     """Means over the window."""
 
     sm: float  # of the SMs of the plan's GPUs
+    sm_idle_beside_waiting: float  # of the same: in no job while work waits for a place
     kv: float  # of the memory of all pools
     times_s: tuple[float, ...]  # ends of the spans of kv_over_time
     kv_over_time: dict[str, tuple[float, ...]]  # share of the pools that each model holds

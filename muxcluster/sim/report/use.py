@@ -27,6 +27,7 @@ def use_report(
     gpus = {unit.spec.unit_id: float(unit.tp) for unit in units}
     pools = {u.spec.unit_id: float(u.spec.num_blocks * u.spec.mesh_block_bytes) for u in units}
     sm = sum(gpus[name] * _full(each.sm_share) for name, each in usage.items())
+    idle = sum(gpus[name] * _full(each.idle_share) for name, each in usage.items())
     held: dict[str, NDArray[np.float64]] = {name: np.zeros(NUM_BINS) for name in offered}
     for name, each in usage.items():
         for model, share in each.kv_share.items():
@@ -35,6 +36,7 @@ def use_report(
     means = {model: float(part.mean()) for model, part in parts.items()}
     return UseReport(
         sm=float(np.mean(sm)) / sum(gpus.values()),
+        sm_idle_beside_waiting=float(np.mean(idle)) / sum(gpus.values()),
         kv=sum(means.values()),
         times_s=tuple((duration_s / NUM_BINS * np.arange(1, NUM_BINS + 1)).tolist()),
         kv_over_time={model: tuple(part.tolist()) for model, part in parts.items()},
