@@ -171,6 +171,12 @@ def test_prefills_leave_more_to_decodes_that_hold_the_memory() -> None:
     assert shares == {1: 0.25, 4: 0.5}
 
 
+def test_prefills_of_one_model_get_most_sms_while_prompts_pile_up() -> None:
+    rig = decoding(Rig(unit_spec([model_spec("a")], token_budget=32)), "a")
+    rig.add(*small("a", 4))
+    assert rig.launch()[0].share == 0.75
+
+
 def test_prompts_that_lack_memory_do_not_pile_up() -> None:
     rig = six_decode()
     rig.add(*small("a", 9), *small("b", 1))
