@@ -147,7 +147,8 @@ class BatchRunner:
             del self._runs[batch_id]
 
     async def _work(self, run: _Run, pending: Sequence[Pending]) -> None:
-        plans = await self._planner.plan(run.batch, pending, run.read)
+        file = self._store.path_of(run.batch.order.input_file_id)
+        plans = await self._planner.plan(run.batch, pending, file)
         run.progress.started_s = time.monotonic()
         try:
             async with asyncio.TaskGroup() as group:
@@ -164,17 +165,35 @@ class BatchRunner:
         """Start the plan's lines; ask it again whenever a line starts or ends."""
         news = asyncio.Event()
         while True:
-            for line in plan.take():
-                limit = self._limits[line.model]
-                await limit.take(run.latest_start)
-                task = group.create_task(self._line(run, plan, line, news))
-                # also where the task is cancelled before its first step
-                task.add_done_callback(partial(_give, limit))
+            while taken := plan.take():
+                for line in taken:
+                    await self._start(run, plan, line, news, group)
+                await asyncio.sleep(0)
             if not len(plan):
                 return
             with suppress(TimeoutError):
                 await asyncio.wait_for(news.wait(), _ASK_AGAIN_S)
             news.clear()
+
+    async def _start(
+        self,
+        run: _Run,
+        plan: LivePlan,
+        line: Pending,
+        news: asyncio.Event,
+        group: asyncio.TaskGroup,
+    ) -> None:
+        """Start one line; a line that no unit feeds waits for its turn among those of all batches.
+
+        Returns when it has begun.
+        """
+        limit = self._limits[line.model] if plan.place(line.line) is None else None
+        if limit is not None:
+            await limit.take(run.latest_start)
+        task = group.create_task(self._line(run, plan, line, news))
+        if limit is not None:
+            # also where the task is cancelled before its first step
+            task.add_done_callback(partial(_give, limit))
 
     async def _line(self, run: _Run, plan: LivePlan, line: Pending, news: asyncio.Event) -> None:
         """Run one line, from the file to its result on the disk."""
@@ -189,7 +208,9 @@ class BatchRunner:
                 news.set()
             run.progress.advance(line.line, min(line.weight, before + num_tokens))
 
-        answer = await self._answerer.answer(line.line, entry, run.batch.batch_id, on_tokens)
+        answer = await self._answerer.answer(
+            line.line, entry, run.batch.batch_id, on_tokens, plan.place(line.line)
+        )
         plan.ended(line.line, answer.output_tokens)
         news.set()
         await run.recorder.keep(answer.result)
