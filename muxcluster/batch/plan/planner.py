@@ -108,6 +108,15 @@ class FedPlanner:
         except MuxClusterError as error:
             logger.warning("lines of %s run as they stand in their file: %s", batch.batch_id, error)
             return PlannedPiece((), [line.line for line in lines], PromptTable.of({}), learnt)
+        for each in planned.parts:
+            logger.info(
+                "%s: %d lines of %s in order %s to %s",
+                batch.batch_id,
+                len(each.lines),
+                each.part.model,
+                each.part.order,
+                each.unit_id,
+            )
         model_of = {line.line: line.model for line in lines}
         found = await asyncio.to_thread(_tokenised, planned.prompts, model_of, self._texts)
         self._kept.keep(batch.batch_id, found)
