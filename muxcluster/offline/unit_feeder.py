@@ -15,6 +15,7 @@ from muxcluster.offline.feed.feeder import BatchFeeder, Pin, Room
 from muxcluster.offline.feed.parts import feeder_of_part
 from muxcluster.offline.joint import JointMemory
 
+
 class Space(Protocol):
     """Blocks for batch requests: what they might hold alone, and what others hold of these."""
 

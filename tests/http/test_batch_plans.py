@@ -12,7 +12,8 @@ from muxcluster.batch.service.planning import FileOrder, LivePlan
 from muxcluster.batch.service.runner import BatchRunner, RunnerSettings
 from muxcluster.batch.store.entry import Entry
 from muxcluster.batch.store.job import Batch, Status, Use
-from muxcluster.batch.store.store import BatchStore, Pending
+from muxcluster.batch.store.pending import Pending, PendingLines
+from muxcluster.batch.store.store import BatchStore
 from muxcluster.core.batch_part import LinePlace
 from tests.batch.jobs import MODELS, line_of, result_of, submit
 
@@ -74,8 +75,9 @@ class _Planner:
     def __init__(self, log: list[tuple[object, ...]]) -> None:
         self._log = log
 
-    async def plan(self, batch: Batch, lines: Sequence[Pending], file: Path) -> Sequence[LivePlan]:
-        return (_OneByOne(lines, self._log),)
+    async def plan(self, batch: Batch, lines: PendingLines, file: Path) -> Sequence[LivePlan]:
+        found = sorted(lines.take(len(lines)), key=lambda line: line.line)
+        return (_OneByOne(found, self._log),)
 
 
 @pytest.fixture

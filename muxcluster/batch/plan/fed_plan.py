@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from muxcluster.batch.plan.piece import Learnt, PlannedPiece
-from muxcluster.batch.store.store import Pending
+from muxcluster.batch.store.pending import Pending, PendingLines
 from muxcluster.core.batch_part import LinePlace, PartSink
 
 PIECE_LINES = 8192  # planned together; a unit holds at most twice as many lines of a batch
@@ -34,7 +34,7 @@ class FedPlan:
 
     def __init__(
         self,
-        lines: Sequence[Pending],
+        lines: PendingLines,
         plan_lines: PlanLines,
         sink: PartSink,
         most_unplanned: int,
@@ -42,7 +42,7 @@ class FedPlan:
         piece_lines: int = PIECE_LINES,
     ) -> None:
         """lines: in the order in which pieces take them. plan_lines: plans one piece at a time."""
-        self._left = deque(lines)
+        self._left = lines
         self._num_planning = 0
         self._plan_lines = plan_lines
         self._sink = sink
@@ -81,9 +81,9 @@ class FedPlan:
 
     async def _plan_piece(self) -> None:
         count = min(self._piece_lines, len(self._left))
-        lines = [self._left.popleft() for _ in range(count)]
         self._num_planning = count
         try:
+            lines = await asyncio.to_thread(self._left.take, count)
             self._add(lines, await self._plan_lines(lines, self._learned()))
         finally:
             self._num_planning = 0

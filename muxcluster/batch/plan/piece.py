@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from muxcluster.batch.plan.prediction import AUTO
 from muxcluster.batch.store.entry import parse_entry
-from muxcluster.batch.store.store import Pending
+from muxcluster.batch.store.pending import Pending
 from muxcluster.core.batch_part import BatchPart
 from muxcluster.core.errors import EngineFailure, RequestError
 from muxcluster.core.served import ServedModel
@@ -92,11 +93,10 @@ class PromptTable:
             Prompt(text, self.ids[bounds[i] : bounds[i + 1]], most[i])
             for i, text in enumerate(self.texts)
         ]
-        ends = np.cumsum(self.counts).tolist()
-        starts = [0, *ends[:-1]]
+        edges = pairwise([0, *np.cumsum(self.counts).tolist()])
         return {
             line: tuple(prompts[start:end])
-            for line, start, end in zip(self.lines.tolist(), starts, ends, strict=True)
+            for line, (start, end) in zip(self.lines.tolist(), edges, strict=True)
         }
 
 

@@ -12,7 +12,7 @@ from muxcluster.batch.plan.piece import Learnt, Piece, PlannedPiece, PromptTable
 from muxcluster.batch.plan.process import PlanningProcess
 from muxcluster.batch.service.planning import LivePlan
 from muxcluster.batch.store.job import Batch
-from muxcluster.batch.store.store import Pending
+from muxcluster.batch.store.pending import Pending, PendingLines
 from muxcluster.core.batch_part import PartSink
 from muxcluster.core.errors import MuxClusterError, RequestError
 from muxcluster.http.calls.call import Tokenised
@@ -67,7 +67,7 @@ class FedPlanner:
         """End the planning process. Idempotent."""
         self._process.close()
 
-    async def plan(self, batch: Batch, lines: Sequence[Pending], file: Path) -> Sequence[LivePlan]:
+    async def plan(self, batch: Batch, lines: PendingLines, file: Path) -> Sequence[LivePlan]:
         """As `Planner.plan`."""
 
         async def plan_lines(some: Sequence[Pending], learnt: Learnt) -> PlannedPiece:

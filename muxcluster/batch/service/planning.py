@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from muxcluster.batch.store.job import Batch
-from muxcluster.batch.store.store import Pending
+from muxcluster.batch.store.pending import Pending, PendingLines
 from muxcluster.core.batch_part import LinePlace
 
 Read = Callable[[Pending], bytes]
@@ -46,7 +46,7 @@ class LivePlan(Protocol):
 class Planner(Protocol):
     """Makes plans for the lines of a batch that have not ended."""
 
-    async def plan(self, batch: Batch, lines: Sequence[Pending], file: Path) -> Sequence[LivePlan]:
+    async def plan(self, batch: Batch, lines: PendingLines, file: Path) -> Sequence[LivePlan]:
         """Return plans that together hold each of `lines` once and run at the same time.
 
         file: the batch's input. Raises OSError if it is gone.
@@ -57,9 +57,9 @@ class Planner(Protocol):
 class FileOrder:
     """A `Planner` that keeps the order of the file: one plan for each model."""
 
-    async def plan(self, batch: Batch, lines: Sequence[Pending], file: Path) -> Sequence[LivePlan]:
+    async def plan(self, batch: Batch, lines: PendingLines, file: Path) -> Sequence[LivePlan]:
         of_model: dict[str, list[Pending]] = defaultdict(list)
-        for line in lines:
+        for line in sorted(lines.take(len(lines)), key=lambda each: each.line):
             of_model[line.model].append(line)
         return [InOrder(each) for each in of_model.values()]
 
