@@ -81,10 +81,9 @@ def test_lines_that_wait_end_with_abort_and_are_no_stall() -> None:
     unit = Unit(fake_spec(), sink, executor=FakeExecutor(["hold"]))
     unit.start()
     try:
-        # only the first of the sample may start: the others wait for its length
+        # none of the first part's lines comes, so the second's have no turn
+        unit.feed(replace(_part("dfs"), part_id="q", model="narrow"))
         unit.feed(replace(_part("blend"), after=("narrow",)))
-        blocker = replace(_part("dfs"), part_id="q", model="narrow")
-        unit.feed(blocker)
         lines = _lines(_prompts())
         for line in lines:
             unit.submit(line)
