@@ -11,7 +11,7 @@ from muxcluster.cli.found.models import Model, Unserved
 from muxcluster.cli.found.sources import found_in
 from muxcluster.cli.found.written import yaml_text
 from muxcluster.cli.placing.files import write_bytes
-from muxcluster.cli.telling import tell
+from muxcluster.cli.terminal.telling import tell
 from muxcluster.core.errors import ConfigError
 
 

@@ -19,7 +19,7 @@ from muxcluster.cli.placing.files import write_bytes
 from muxcluster.cli.placing.inputs import ProfileOption, curves_file, with_profile
 from muxcluster.cli.placing.outcome import REPLANNING, Outcome, Solver, solve
 from muxcluster.cli.placing.reports import Judged
-from muxcluster.cli.telling import tell
+from muxcluster.cli.terminal.telling import tell
 from muxcluster.cli.views.check import check_lines
 from muxcluster.cli.views.explanation import answer_lines
 from muxcluster.cli.views.known import known_content, known_lines

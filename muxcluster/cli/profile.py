@@ -28,8 +28,8 @@ from muxcluster.cli.profiling.subjects import (
     shares_of,
     subject_of,
 )
-from muxcluster.cli.signals import Stopped, stoppable
-from muxcluster.cli.telling import tell
+from muxcluster.cli.terminal.signals import Stopped, stoppable
+from muxcluster.cli.terminal.telling import tell
 from muxcluster.config.hub import Fetching, Wanted
 from muxcluster.config.load import Config, load_config
 from muxcluster.core.errors import ConfigError

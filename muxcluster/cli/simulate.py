@@ -38,7 +38,7 @@ from muxcluster.cli.simulating.hybrid import (
     batch_options,
 )
 from muxcluster.cli.simulating.tracing import traced
-from muxcluster.cli.telling import tell
+from muxcluster.cli.terminal.telling import tell
 from muxcluster.cli.views.pictures import picture_of
 from muxcluster.cli.views.simulation import comparison_lines
 from muxcluster.cli.views.simulation_classes import class_lines

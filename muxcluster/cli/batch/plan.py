@@ -12,7 +12,7 @@ from rich.text import Text
 from muxcluster.batch.plan.prediction import AUTO, LENGTHS, PredictionOptions, compare
 from muxcluster.batch.plan.setting import settings_of
 from muxcluster.cli.placing.inputs import ProfileOption, with_profile
-from muxcluster.cli.telling import tell
+from muxcluster.cli.terminal.telling import tell
 from muxcluster.cli.views.batch_job import plan_content, plan_lines
 from muxcluster.cli.views.several_jobs import (
     compare_several,

@@ -11,7 +11,7 @@ from rich.console import Console
 from muxcluster.batch.store.job import Status
 from muxcluster.cli.batch_local.files import JobFiles, deliver, opened
 from muxcluster.cli.batch_local.running import LocalRun, RunReport, speed_text
-from muxcluster.cli.telling import tell
+from muxcluster.cli.terminal.telling import tell
 from muxcluster.config.hub import Fetching, Wanted
 from muxcluster.config.load import load_config
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from muxcluster.cli.asking import answer_of, bearer
+from muxcluster.cli.terminal.asking import answer_of, bearer
 from muxcluster.core.errors import ConfigError, StorageFailed, Unavailable
 from muxcluster.core.inputs.web_url import checked_url
 from muxcluster.workload.files.put import put

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from muxcluster.cli.asking import answer_of, bearer
+from muxcluster.cli.terminal.asking import answer_of, bearer
 from muxcluster.core.errors import ConfigError, EngineFailure, Unavailable
 from muxcluster.core.inputs.web_url import checked_url
 from muxcluster.placement.names import nearest

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import typer
 
 from muxcluster.cli.chatting.conversation import Conversation
-from muxcluster.cli.telling import tell
+from muxcluster.cli.terminal.telling import tell
 from muxcluster.core.errors import MuxClusterError
 
 # Where it exists, `input` edits lines and remembers them once it is imported.

@@ -10,7 +10,7 @@ from rich.console import Console
 from muxcluster.cli.server.changes import Change, change_between, change_lines
 from muxcluster.cli.server.launch import check_models
 from muxcluster.cli.server.progress import ProgressPrinter
-from muxcluster.cli.telling import tell
+from muxcluster.cli.terminal.telling import tell
 from muxcluster.cluster.attach import (
     ask,
     find_controller,

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from muxcluster.cli.server.launch import free_address, prepare, serving, url_of
 from muxcluster.cli.server.serving import block, curl_line
-from muxcluster.cli.signals import Stopped, stoppable
+from muxcluster.cli.terminal.signals import Stopped, stoppable
 from muxcluster.config.load import load_config
 from muxcluster.core.errors import ConfigError, EngineFailure
 from muxcluster.core.inputs.web_url import HttpAddress

@@ -11,8 +11,8 @@ from rich.console import Console
 from muxcluster.cli.server.launch import Prepared, free_address, prepare, serving, url_of
 from muxcluster.cli.server.models import NamedModels, config_of_models
 from muxcluster.cli.server.progress import ProgressPrinter
-from muxcluster.cli.signals import Stopped, stoppable, wait_forever
-from muxcluster.cli.telling import tell
+from muxcluster.cli.terminal.signals import Stopped, stoppable, wait_forever
+from muxcluster.cli.terminal.telling import tell
 from muxcluster.cluster.embedded import EmbeddedRay
 from muxcluster.config.hub import Fetching, Wanted
 from muxcluster.config.load import Config, load_config

@@ -45,7 +45,7 @@ def improve(
     if time.perf_counter() > end:
         return list(units)
     start = builder.estimator.num_estimates
-    best = _relieved(builder, units, most_estimates=most_estimates // 4)
+    best = _relieved(builder, units, most_estimates=most_estimates // 4, end=end)
     best_rank = builder.rank(best)
     stale = 0
     while stale < max(_LEAST_ROUNDS, _ROUNDS_PER_UNIT * len(best)):
@@ -57,10 +57,10 @@ def improve(
             best, best_rank, stale = found, rank, 0
         else:
             stale += 1
-    best = _relieved(builder, best, most_estimates=most_estimates // 4)
+    best = _relieved(builder, best, most_estimates=most_estimates // 4, end=end)
     draft = Draft(builder, best)
-    spend(draft)  # where GPUs are left
-    return _narrowed(builder, max(draft.units, best, key=builder.rank))
+    spend(draft, end)  # where GPUs are left
+    return _narrowed(builder, max(draft.units, best, key=builder.rank), end)
 
 
 def _rebuilt(
@@ -116,7 +116,7 @@ def _strain_price(units: Sequence[PlacedUnit]) -> float:
 
 
 def _relieved(
-    builder: UnitBuilder, units: Sequence[PlacedUnit], *, most_estimates: int
+    builder: UnitBuilder, units: Sequence[PlacedUnit], *, most_estimates: int, end: float
 ) -> list[PlacedUnit]:
     """Move models, or parts of their rates, from the fullest unit to others while that helps.
 
@@ -125,7 +125,7 @@ def _relieved(
     """
     best = list(units)
     start = builder.estimator.num_estimates
-    while builder.estimator.num_estimates - start <= most_estimates:
+    while builder.estimator.num_estimates - start <= most_estimates and time.perf_counter() <= end:
         better = _relief(builder, best)
         if better is None:
             break
@@ -158,11 +158,13 @@ def _relief(builder: UnitBuilder, units: list[PlacedUnit]) -> list[PlacedUnit] |
     return best
 
 
-def _narrowed(builder: UnitBuilder, units: Sequence[PlacedUnit]) -> list[PlacedUnit]:
+def _narrowed(builder: UnitBuilder, units: Sequence[PlacedUnit], end: float) -> list[PlacedUnit]:
     """Replace wide meshes by one of half the width, or by two that serve half of the rates each,
-    where that is better."""
+    where that is better; those that are left at `end` stay."""
     best = list(units)
     for wide in (unit for unit in units if unit.tp > 1):
+        if time.perf_counter() > end:
+            break
         others = [unit for unit in best if unit is not wide]
         for part in (1.0, 0.5):
             offers = [(index, rate * part) for index, rate in wide.offers]
