@@ -11,7 +11,7 @@ from muxcluster.core.batch_part import BatchPart, LineOver, LinePlace, PartOver
 from muxcluster.core.events import Finished, FinishReason, Rejected, StepOutput
 from muxcluster.core.request import PinnedPrefix, Request
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.offline.feed.feeder import BatchFeeder, Pin, Room
+from muxcluster.offline.feed.feeder import BatchFeeder, Pin, Renewal, Renewed, Room
 from muxcluster.offline.feed.parts import feeder_of_part
 from muxcluster.offline.joint import JointMemory
 
@@ -77,6 +77,26 @@ class FedPart:
             taken = self.feeder.take(room) if skipped else []
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PartRenewal:
+    """The plan of a part that is to be made again."""
+
+    part_id: str
+    renewal: Renewal
+
+    def run(self) -> "PartRenewed":
+        """Make it; on any thread."""
+        return PartRenewed(self.part_id, self.renewal.run())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartRenewed:
+    """The renewed plan of a part."""
+
+    part_id: str
+    renewed: Renewed
+
+
 @dataclass(slots=True, eq=False)
 class _OpenLine:
     """A line that the feeder has started; its requests may come later."""
@@ -106,9 +126,10 @@ class UnitFeeder:
     """Decides when the lines of parts start in a unit.
 
     The driver gives it every request with a place (`hold`), every output of the scheduler (`note`)
-    and asks it before each step what to add (`take`). Of a model's parts the most urgent is fed;
-    parts of several models divide the memory so that they end together. A line whose request comes
-    after its turn starts when it comes.
+    and asks it before each step what to add (`take`), and which plans to make again (`renewals`):
+    that takes longer than a step, so the driver does it on another thread. Of a model's parts the
+    most urgent is fed; parts of several models divide the memory so that they end together. A line
+    whose request comes after its turn starts when it comes.
     """
 
     def __init__(self, unit: UnitSpec, memory: UnitMemory) -> None:
@@ -182,6 +203,17 @@ class UnitFeeder:
         else:
             del waiting[place.number]
         return True
+
+    def renewals(self) -> list[PartRenewal]:
+        """Return the plans to make again, each of which comes back by `renew`."""
+        found = ((each.part.part_id, each.feeder.renewal()) for each in self._parts.values())
+        return [PartRenewal(part_id, renewal) for part_id, renewal in found if renewal is not None]
+
+    def renew(self, found: PartRenewed) -> None:
+        """Go on by a renewed plan; that of a forgotten part is ignored."""
+        fed = self._parts.get(found.part_id)
+        if fed is not None:
+            fed.feeder.renewed(found.renewed)
 
     def take(self, now: float) -> list[Request]:
         """Return the requests to add to the scheduler now, after pinning what they share."""

@@ -18,7 +18,7 @@ from muxcluster.offline.feed.parts import feeder_of_part, part_of
 from muxcluster.offline.order.orders import ORDERS, OfflineJob
 from muxcluster.offline.prefix.prompts import token_prompts
 from muxcluster.offline.prefix.tree import build_tree
-from muxcluster.offline.unit_feeder import FedPart, UnitFeeder
+from muxcluster.offline.unit_feeder import FedPart, PartRenewal, PartRenewed, UnitFeeder
 from tests.offline.blend_cases import MODEL
 from tests.scheduling.rig import model_spec, unit_spec
 
@@ -240,6 +240,7 @@ def test_whatever_happens_each_line_starts_once_and_no_pin_is_left(
     started: list[str] = []
     ended: list[str] = []
     gone: list[str] = []
+    making: list[PartRenewed] = []
     now = 0.0
     while len(started) + len(gone) < 12 or len(ended) < len(started):
         now += data.draw(st.sampled_from([0.0, 1.0, 40.0]))
@@ -253,6 +254,9 @@ def test_whatever_happens_each_line_starts_once_and_no_pin_is_left(
             elif not feeder.hold(request):
                 started.append(request.request_id)
         started += [each.request_id for each in feeder.take(now)]
+        making += [each.run() for each in feeder.renewals()]
+        if making and data.draw(st.booleans()):
+            feeder.renew(making.pop())
         running = [each for each in started if each not in ended]
         if running and (not coming or data.draw(st.booleans())):
             done = running[data.draw(st.integers(0, len(running) - 1))]
@@ -263,3 +267,26 @@ def test_whatever_happens_each_line_starts_once_and_no_pin_is_left(
     assert not set(started) & set(gone)
     assert not memory.pinned
     assert feeder.next_s is None and len(feeder) == 0
+
+
+def test_a_plan_is_renewed_when_the_caller_has_made_it() -> None:
+    part = _part("p", count=120, order="batchllm")
+    feeder = _feeder(_Memory(), part)
+    for number in range(120):
+        feeder.hold(_request(part, number))
+    assert feeder.renewals() == []
+    renewals: list[PartRenewal] = []
+    order: list[str] = []
+    while len(feeder):
+        for each in feeder.take(0.0):
+            order.append(each.request_id)
+            feeder.note(_end(each.request_id))
+        again = feeder.renewals()
+        assert not (renewals and again), "one is under way"
+        renewals += again
+    assert sorted(order) == sorted(f"p-{number}" for number in range(120))
+    (renewal,) = renewals
+    assert renewal.part_id == "p"
+    feeder.renew(renewal.run())
+    feeder.tell(PartOver("p"))
+    feeder.renew(renewal.run())

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from muxcluster.core.batch_part import LineOver, PartOver
 from muxcluster.core.events import Finished, FinishReason, StepOutput
 from muxcluster.core.request import PinnedPrefix, Request, Unpin
-from muxcluster.offline.unit_feeder import FedPart, UnitFeeder
+from muxcluster.offline.unit_feeder import FedPart, PartRenewed, UnitFeeder
 from muxcluster.scheduling.completion import events_only
 from muxcluster.scheduling.scheduler import UnitScheduler
 
 # a str is the id of a request to abort
-Message = Request | PinnedPrefix | Unpin | FedPart | LineOver | PartOver | str
+Message = Request | PinnedPrefix | Unpin | FedPart | LineOver | PartOver | PartRenewed | str
 
 
 class Inbox:
@@ -42,6 +42,8 @@ class Inbox:
                 output = _aborted(message, scheduler, feeder, now)
             elif isinstance(message, FedPart):
                 feeder.add(message)
+            elif isinstance(message, PartRenewed):
+                feeder.renew(message)
             elif isinstance(message, LineOver | PartOver):
                 feeder.tell(message)
             else:

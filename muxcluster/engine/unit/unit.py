@@ -4,6 +4,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from muxcluster.core.backends import ModelBackend, as_loaded
@@ -20,7 +21,7 @@ from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.engine.unit.inbox import Inbox, Message
 from muxcluster.engine.unit.job_log import JobLog
 from muxcluster.engine.unit.warm_up import warm_up
-from muxcluster.offline.unit_feeder import FedPart, UnitFeeder
+from muxcluster.offline.unit_feeder import FedPart, PartRenewal, UnitFeeder
 from muxcluster.scheduling.memory.batch_memory import BatchSpace
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.scheduling.scheduler import UnitScheduler
@@ -63,6 +64,7 @@ class Unit:
         self._scheduler = UnitScheduler(spec, seed=self._measured)
         self._feeder = UnitFeeder(spec, self._scheduler.batch_memory)
         self._batch_deltas = BatchDeltas()
+        self._planner = ThreadPoolExecutor(1, f"planner {spec.unit_id}")
         self._jobs = JobLog()
         self._lock = threading.Lock()
         self._inbox = Inbox()
@@ -257,6 +259,19 @@ class Unit:
             ended = self._scheduler.add(request, now)
             if ended is not None:
                 self._collect(ended)
+        for renewal in self._feeder.renewals():
+            self._planner.submit(self._make_plan, renewal)
+
+    def _make_plan(self, renewal: PartRenewal) -> None:
+        """Renew a plan; called on the planner's thread."""
+        try:
+            found = renewal.run()
+        except Exception:
+            logger.exception("%s: a batch keeps its old plan", self._name)
+            return
+        with self._lock:
+            if self._refusal is None:
+                self._post(found)
 
     @property
     def _is_idle(self) -> bool:
@@ -336,4 +351,5 @@ class Unit:
             with self._lock:
                 self._open.clear()
                 self._batch_deltas.clear()
+            self._planner.shutdown(wait=False, cancel_futures=True)
             self._executor.close()

@@ -36,7 +36,10 @@ def part_of(
 
 
 def feeder_of_part(part: BatchPart) -> BatchFeeder:
-    """Return a feeder of the part's lines. Raises ValueError for an unknown order."""
+    """Return a feeder of the part's lines whose plans the caller renews.
+
+    Raises ValueError for an unknown order.
+    """
     job = OfflineJob(
         PrefixTree(**part.tree),
         known_lengths(part.expected),
@@ -45,7 +48,7 @@ def feeder_of_part(part: BatchPart) -> BatchFeeder:
         part.seed,
         part.shared_prefix_tokens,
     )
-    return BatchFeeder(job, part.order, part.known)
+    return BatchFeeder(job, part.order, part.known, renews_itself=False)
 
 
 def _resources(part: BatchPart) -> ResourceModel:
