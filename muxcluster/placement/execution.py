@@ -17,6 +17,8 @@ _ONE_WORKER = (WorkerSpec(0, (1.0,)),)
 # the start on (0.5 GiB under MPS), so there are few.
 _PREFILL_SHARES = (0.3, 0.5, 1.0)
 _DECODE_SHARES = (0.3, 0.5, 0.7, 1.0)
+# Of a unit of one model, which has fewer workers: prompts get most SMs while little KV is held.
+_PREFILL_SHARES_ALONE = (0.3, 0.5, 0.7, 1.0)
 _MOST_DECODES = 2  # decode workers of a GPU, for the same reason
 # Over several GPUs jobs that run side by side must have no SM in common: a collective that waited
 # for one that another holds would wait for ever. Green contexts keep two workers apart, one from
@@ -116,9 +118,10 @@ def executions(
 
     The first one shares SMs where that is possible. A unit over several GPUs shares them by green
     contexts alone: MPS limits how many SMs a process has, but not which, and every rung would be a
-    process with a communicator on each GPU. A single model shares nothing unless a partition was
-    named: prompts beside its decodes would read the weights twice. Raises CannotRun where the named
-    partition cannot be had.
+    process with a communicator on each GPU. Unless a partition was named, a single model runs mixed
+    jobs first, because prompts beside its decodes read the weights twice; on one GPU it may share
+    the SMs, too, for work that gains by it. Raises CannotRun where the named partition cannot be
+    had.
     """
     check_partition(gpu, policy.partition)
     if gpu.is_cpu:
@@ -129,13 +132,14 @@ def executions(
         message = f"a unit over {tp} GPUs shares SMs by green contexts: use auto, green or none"
         raise CannotRun("partition", message)
     alone = _alone_on_gpus(tp, policy)
-    if asked == "none" or lane not in SHARING_LANES or (asked == "auto" and num_models == 1):
+    is_single = asked == "auto" and num_models == 1
+    may_unshare = policy.scheduler.may_unshare and lane == "adbs"
+    if asked == "none" or lane not in SHARING_LANES or (is_single and (is_wide or not may_unshare)):
         return (alone,)
     if gpu.shares == WHOLE:
         if asked != "auto":
             raise CannotRun("partition", f"{asked} cannot be had on this node's {gpu.name}")
         return (alone,)
-    may_unshare = policy.scheduler.may_unshare and lane == "adbs"
     shared = Execution(
         lane,
         asked,
@@ -145,6 +149,8 @@ def executions(
         num_ranks=tp,
         is_unproven=is_wide,
     )
+    if is_single:
+        return alone, shared
     return (shared, alone) if asked == "auto" and may_unshare else (shared,)
 
 
@@ -223,7 +229,8 @@ def _on_cpu(gpu: Gpu, tp: int, num_models: int, policy: UnitPolicy) -> Execution
 
 def _gpu_workers(num_models: int, most_decodes: int) -> tuple[WorkerSpec, ...]:
     """Return one worker for prefills (and mixed jobs without sharing), others for decodes."""
-    prefill = WorkerSpec(0, _PREFILL_SHARES, frozenset({Phase.PREFILL, Phase.MIXED}))
+    shares = _PREFILL_SHARES_ALONE if num_models == 1 else _PREFILL_SHARES
+    prefill = WorkerSpec(0, shares, frozenset({Phase.PREFILL, Phase.MIXED}))
     decodes = (
         WorkerSpec(1 + index, _DECODE_SHARES, frozenset({Phase.DECODE}))
         for index in range(min(num_models, most_decodes))

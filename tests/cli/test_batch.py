@@ -73,6 +73,23 @@ def test_the_table_tells_of_the_job_and_ends_with_the_order(capsys, config: str,
     assert lines[5:] == ["order: dfs"]
 
 
+def test_one_model_is_predicted_side_by_side_too(capsys, config: str, job: str) -> None:
+    found = _planned(capsys, job, "--config", config)
+    (other,) = found["other_ways"]
+    assert (found["lane"], other["lane"], other["shares_sms"]) == ("mixed", "adbs", True)
+    assert other["order"] in ORDERS
+    assert other["makespan_s"] > 0
+    code, out, err = call(capsys, "batch", "plan", job, "--config", config)
+    assert (code, err) == (0, "")
+    is_faster = other["makespan_s"] < found["makespan_s"]
+    assert ("side by side" in out.splitlines()[-1]) is is_faster
+
+
+def test_a_lane_that_was_asked_for_has_no_others(capsys, config: str, job: str) -> None:
+    arguments = (job, "--config", config, "--order", "dfs", "--lane", "mixed")
+    assert _planned(capsys, *arguments)["other_ways"] == []
+
+
 def _three(tmp_path: Path) -> str:
     path = tmp_path / "three.yaml"
     path.write_text(CONFIG.replace("rate: 1.0", "rate: 60.0").replace("gpus: 1", "gpus: 3"))

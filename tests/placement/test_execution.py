@@ -32,10 +32,13 @@ def cores(number: int) -> Gpu:
 @pytest.mark.parametrize(
     ("gpu", "tp", "num_models", "policy", "ways"),
     [
-        # (lane, partition, workers, depth, unproven) of each way, the first one shared if any is
+        # (lane, partition, workers, depth, unproven) of each way; with several models the first
+        # one is shared if any is
         (A100, 1, 2, {}, [("adbs", "auto", 3, 2, False), ("mixed", "none", 1, 2, False)]),
         (A100, 2, 2, {}, [("adbs", "auto", 2, 2, True), ("mixed", "none", 1, 1, False)]),
         (A100, 4, 5, {}, [("adbs", "auto", 2, 2, True), ("mixed", "none", 1, 1, False)]),
+        (A100, 1, 1, {}, [("mixed", "none", 1, 2, False), ("adbs", "auto", 2, 2, False)]),
+        (A100, 1, 1, {"scheduler": ALWAYS}, [("mixed", "none", 1, 2, False)]),
         (A100, 2, 1, {}, [("mixed", "none", 1, 1, False)]),
         (A100, 2, 1, {"partition": "green"}, [("adbs", "green", 2, 2, True)]),
         (A100, 2, 3, {"partition": "none"}, [("mixed", "none", 1, 1, False)]),
@@ -145,3 +148,11 @@ def test_the_planner_knows_where_sms_cannot_be_shared(policy: UnitPolicy, gpu: G
     assert (execution.lane, execution.unproven) == ("mixed", False)
     assert '"unproven": true' not in found.to_json()
     assert all(model.prefill_sm == 1.0 for unit in found.units for model in unit.models)
+
+
+def test_prefills_of_a_single_model_have_a_larger_share_beside_decodes() -> None:
+    (alone,) = executions(A100, 1, 1, UnitPolicy(partition="mps"))
+    (several,) = executions(A100, 1, 2, UnitPolicy(partition="mps"))
+    assert alone.rungs(Phase.PREFILL) == (0.3, 0.5, 0.7, 1.0)
+    assert several.rungs(Phase.PREFILL) == (0.3, 0.5, 1.0)
+    assert 0.3 in alone.rungs(Phase.DECODE)  # beside the largest

@@ -126,6 +126,17 @@ def test_prefills_leave_more_to_decodes_that_hold_the_memory() -> None:
     assert shares == {1: 0.25, 4: 0.5}
 
 
+def test_prefills_of_one_model_get_most_sms_while_prompts_pile_up_and_little_is_held() -> None:
+    """Decode steps then read little; where the pool is fuller they need their half."""
+    shares = {}
+    for num_blocks in (4096, 32):
+        spec = unit_spec([model_spec("a")], num_blocks=num_blocks, token_budget=32)
+        rig = decoding(Rig(spec), "a")
+        rig.add(*small("a", 4))
+        shares[num_blocks] = rig.launch()[0].share
+    assert shares == {4096: 0.75, 32: 0.5}
+
+
 def test_prompts_that_lack_memory_do_not_pile_up() -> None:
     rig = six_decode()
     rig.add(*small("a", 9), *small("b", 1))

@@ -40,6 +40,14 @@ class LruPrefixCache:
         self._evict()
         return found
 
+    def holds_path(self, node: int) -> bool:
+        """Return True where all tokens from the root to the end of a node's edge are cached."""
+        while node:
+            if self._held.get(node, 0) < self._edges[node]:
+                return False
+            node = self._parents[node]
+        return True
+
     def _path(self, place: int) -> Sequence[tuple[int, int]]:
         """Return edges and their tokens from the root to the leaf, the leaf's own last."""
         path = [(self._num_nodes + place, self._tails[place])]

@@ -8,36 +8,36 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.offline.baselines.longest_prefix import longest_prefix_order
 from bench.offline.blending.traces import Mix, trace
-from bench.offline.blending.unit import KV_BYTES, RESOURCES, make_unit, permitted
+from bench.offline.blending.unit import KV_BYTES, RESOURCES, Lane, make_unit, permitted
 from bench.offline.rows import Row
 from bench.offline.rows import Rows as KeptRows
 from muxcluster.offline.blend.lengths import known_lengths
 from muxcluster.offline.choice import Unplanned, summary_of
 from muxcluster.offline.feed.feeder import BatchFeeder
 from muxcluster.offline.order.orders import OfflineJob
+from muxcluster.offline.predictor import Prediction
+from muxcluster.offline.prefix.prompts import take_prompts
 from muxcluster.sim.batch.simulate import SimPredictor
 
 UNTOLD = 256.0  # Output tokens that every request is believed to have before there are results
+LONGEST_PREFIX = "longest-prefix"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run."""
+    """One run. No order is told output lengths: plans are made from a sample, others need none."""
 
     mix: Mix
     num_requests: int
-    order: str
-    sampled: bool = False  # output lengths are known to nobody at first; else they are
-    # prefill and decode side by side, else mixed jobs whose parts' times add up
-    overlap: bool = True
+    order: str  # of `offline.orders`, or LONGEST_PREFIX
+    lane: Lane
 
     @property
     def name(self) -> str:
         """Of the row that is kept."""
-        lengths = "sampled" if self.sampled else "known"
-        lane = "overlap" if self.overlap else "serial"
-        return f"{self.mix.name}, {self.num_requests} requests, {self.order}, {lengths}, {lane}"
+        return f"{self.mix.name}, {self.num_requests} requests, {self.order}, {self.lane.value}"
 
 
 class Rows:
@@ -77,21 +77,16 @@ def _run(case: Case, seed: int) -> Row:
     job, whole = _prepared(case.mix, case.num_requests, seed)
     summary = summary_of(whole)
     best = permitted(summary)
-    unit = make_unit(best.split if case.overlap else None)
-    predictor = SimPredictor(unit, "m", RESOURCES)
     start_s = time.process_time()
-    feeder = untold(whole, case.order) if case.sampled else BatchFeeder(whole, case.order)
-    found = predictor.predict(job.prompts, job.output_tokens, feeder)
-    bare_s = best.seconds if case.overlap else best.serial_s
+    found = _predicted(case, job, whole)
     return {
         "num_requests": summary.num_requests,
         "density": summary.density,
         "sharing": summary.sharing,
-        "split": best.split if case.overlap else None,
         "permitted": asdict(best),
         "ideal_s": summary.optimum_s,
         "makespan_s": found.makespan_s,
-        "share_of_permitted": bare_s / found.makespan_s,
+        "share_of_permitted": best.seconds / found.makespan_s,
         "share_of_ideal": summary.optimum_s / found.makespan_s,
         "sharing_kept": found.saving_ratio / summary.sharing,
         "recomputed_tokens": found.recomputed_tokens,
@@ -104,6 +99,25 @@ def _run(case: Case, seed: int) -> Row:
             "held": found.use.held.round(4).tolist(),
         },
     }
+
+
+def _predicted(case: Case, job: Unplanned, whole: OfflineJob) -> Prediction:
+    order = case.order
+    if order == LONGEST_PREFIX:
+        job, order = in_longest_prefix_order(job, whole), "fcfs"
+        whole = job.with_tree()
+    predictor = SimPredictor(make_unit(case.lane), "m", RESOURCES)
+    return predictor.predict(job.prompts, job.output_tokens, untold(whole, order))
+
+
+def in_longest_prefix_order(job: Unplanned, whole: OfflineJob) -> Unplanned:
+    """Return the job as if its requests had arrived longest prefix first; `whole` has its tree.
+
+    It then runs in the order of arrival with the unit's own LRU cache and nothing pinned.
+    """
+    numbers = longest_prefix_order(whole.tree, int(job.size_bytes / job.model.kv_bytes))
+    prompts = take_prompts(job.prompts, numbers)
+    return replace(job, prompts=prompts, output_tokens=job.output_tokens[numbers])
 
 
 def untold(whole: OfflineJob, order: str) -> BatchFeeder:

@@ -24,6 +24,7 @@ class PredictionOptions:
     num_sampled: int  # most requests of the sample
     seed: int
     are_known: bool = False  # plans know output lengths; otherwise they learn them as in a real run
+    tries_ways: bool = False  # predict the first unit in the other ways of running its jobs, too
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +53,8 @@ class Comparison:
 
     whole: JobSummary
     units: tuple[Predicted, ...]  # each runs its part
+    # The first unit as it would run its jobs in another way, in the same orders
+    others: tuple[Predicted, ...]
     num_known: int  # requests whose output length is known
     num_cut: int  # requests that the context cuts short or refuses
 
@@ -73,6 +76,16 @@ class Comparison:
         kept = sum(each.sharing * each.prompt_tokens for each in summaries)
         return kept / wanted if wanted else 1.0
 
+    def faster(self) -> Predicted | None:
+        """Return the other way of the first unit that is predicted to be fastest, if that is faster
+        than the unit as planned; each in its best order."""
+        if not self.others:
+            return None
+        best = min(self.others, key=lambda each: each.makespan_s(each.choice.best))
+        first = self.units[0]
+        gains = best.makespan_s(best.choice.best) < first.makespan_s(first.choice.best)
+        return best if gains else None
+
     def ranked(self) -> list[tuple[str, Prediction]]:
         """Return the orders with their results on the first unit, the fastest first."""
         found = self.units[0].choice.predictions
@@ -93,7 +106,17 @@ def compare(
     units = [_predicted(first, names, options)]
     best = (units[0].choice.best,)
     units += [_predicted(part, best, options) for part in others]
-    return Comparison(summary_of(whole), tuple(units), read.num_known, read.num_cut)
+    settings = first.setting.ways()[1:] if options.tries_ways else ()
+    ways = (_in_way(first, setting) for setting in settings)
+    in_other_ways = tuple(_predicted(part, names, options) for part in ways)
+    return Comparison(summary_of(whole), tuple(units), in_other_ways, read.num_known, read.num_cut)
+
+
+def _in_way(part: Part, setting: Setting) -> Part:
+    """Return the same part on the unit of `setting`, whose memory may differ."""
+    job = replace(part.job, size_bytes=setting.size_bytes)
+    planned = replace(part.planned, size_bytes=setting.size_bytes)
+    return Part(setting, job, planned, part.summary)
 
 
 def _predicted(part: Part, names: Sequence[str], options: PredictionOptions) -> Predicted:

@@ -87,10 +87,11 @@ def plan(  # noqa: PLR0913 - each parameter is an option of the command line
     """Tell what the job in FILE shares, and predict how long it takes in each order.
 
     The engine's own scheduler runs it on a virtual clock, alone on the units that serve the model,
-    among which it is divided; no GPU is needed. Where its lines name several models, those that
-    share units are predicted at once and one after the other, too. Text is taken as four bytes a
-    token. Lines that are no requests are told of and left out, as `batch run` does. Exit code 2
-    where a file or an option is wrong, no line is a request or the models do not fit.
+    among which it is divided; no GPU is needed. Where a unit of one model would end sooner with
+    prefill and decode side by side, or without, a last line says so. Where its lines name several
+    models, those that share units are predicted at once and one after the other, too. Text is taken
+    as four bytes a token. Lines that are no requests are told of and left out, as `batch run` does.
+    Exit code 2 where a file or an option is wrong, no line is a request or the models do not fit.
 
     Example: muxcluster batch plan job.jsonl --config muxcluster.yaml --order auto
     """
@@ -100,7 +101,7 @@ def plan(  # noqa: PLR0913 - each parameter is an option of the command line
         _check_named("--lane", lane, tuple(LANES))
     read = load_config(config, Fetching(Wanted.TEXT, tell))
     read = read if profile is None else with_profile(read, profile)
-    options = PredictionOptions(order, sample, seed, lengths == LENGTHS[1])
+    options = PredictionOptions(order, sample, seed, lengths == LENGTHS[1], tries_ways=True)
     asked = surveyed(file, read, model)
     if len(asked.models) > 1:
         several = compare_several(read, asked.models, file, options, (plan, lane))

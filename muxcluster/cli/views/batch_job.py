@@ -41,6 +41,20 @@ def plan_lines(found: Comparison) -> Iterator[Text]:
         )
         yield from _table(_UNITS, [_unit_row(unit, found.best) for unit in found.units])
     yield Text(f"order: {found.best}", style="bold")
+    if (faster := found.faster()) is not None:
+        yield Text(_faster_text(faster, first))
+
+
+def _faster_text(faster: Predicted, first: Predicted) -> str:
+    """Say in which other way of running its jobs the unit would end sooner, and how to get it."""
+    order = faster.choice.best
+    seconds = faster.makespan_s(order)
+    gain = first.makespan_s(first.choice.best) / seconds - 1
+    if len(faster.part.setting.unit.spec.workers) > 1:
+        how, key = "prefill and decode side by side", "policy.partition mps or green"
+    else:
+        how, key = "mixed jobs", "policy.partition none"
+    return f"{how} ({key}): {order} in {seconds_text(seconds)}, {percent_text(gain)} faster"
 
 
 def _job_lines(found: Comparison) -> Iterator[Text]:
@@ -79,6 +93,16 @@ def plan_content(found: Comparison) -> dict[str, Any]:
         "orders": {name: _prediction(name, each, first) for name, each in found.ranked()},
         "makespan_s": found.makespan_s,
         "saved_share": found.saved_share,
+        "other_ways": [
+            {
+                "lane": way.part.setting.unit.spec.scheduler.lane,
+                "shares_sms": len(way.part.setting.unit.spec.workers) > 1,
+                "pool_bytes": way.part.setting.size_bytes,
+                "order": way.choice.best,
+                "makespan_s": way.makespan_s(way.choice.best),
+            }
+            for way in found.others
+        ],
         "units": [_unit(unit, found.best) for unit in found.units],
     }
 

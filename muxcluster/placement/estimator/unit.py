@@ -121,7 +121,7 @@ class Estimator:
 
     def _estimate(self, gpu: Gpu, tp: int, offers: tuple[Offer, ...]) -> UnitEstimate:
         """Return the best execution's estimate; of equal ones the one with more requests within
-        their targets, then with less load."""
+        their targets, then with less load. One model shares SMs only where it serves more."""
         name = self.problem.demands[offers[0][0]].name
         try:
             ways = executions(gpu, tp, len(offers), self.problem.policy)
@@ -139,7 +139,9 @@ class Estimator:
             return found[0]
         best = max(each.value for each in found)
         equal = [each for each in found if each.value >= best * (1 - _SAME)]
-        return equal[0] if len(equal) == 1 else max(equal, key=lambda e: (_within(e), -e.load))
+        if len(equal) == 1 or len(offers) == 1:
+            return equal[0]
+        return max(equal, key=lambda e: (_within(e), -e.load))
 
     def _estimate_as(
         self, execution: Execution, gpu: Gpu, tp: int, offers: tuple[Offer, ...]

@@ -8,9 +8,12 @@ from muxcluster.scheduling.shares import Place
 from muxcluster.scheduling.state.model import ModelState
 
 # SM share of a prefill beside decodes: even if prompts are the bottleneck, falling to the least one
-# as decodes become it. Lower serves a little more and lets the first token wait twice as long.
+# as decodes become it. Lower serves a little more and lets the first token wait twice as long. With
+# one model it rises to the most where prompts wait and decode steps read little KV: these need few
+# SMs then, and the pool fills sooner (bench/offline/blendserve.py).
 _EVEN = 0.5
 _LEAST = 0.3
+_MOST = 0.7
 
 # A model that was not run in the last `_PATIENCE` launches per model of a phase goes first,
 # whatever the slack of the others.
@@ -56,6 +59,8 @@ class AdbsLane:
         )
         if has_decodes:
             share = _EVEN - (_EVEN - _LEAST) * view.decode_pressure()
+            if len(view.models) == 1:
+                share += (_MOST - _EVEN) * view.prefill_pressure()
             return view.shares.beside(Phase.PREFILL, Phase.DECODE, share)
         return view.shares.full(Phase.PREFILL)
 

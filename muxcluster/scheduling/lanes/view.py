@@ -112,8 +112,19 @@ class LaneView:
         0: hardly any KV is held, so a request that waits, waits for its prefill; or full prefill
         jobs wait. 1: half of the pool or more is held, and nobody waits for a prefill.
         """
-        fullness = min(1.0, self._waiting_tokens() / self._token_budget)
-        return min(1.0, 2 * self._memory.pool_use) * (1.0 - fullness)
+        return min(1.0, 2 * self._memory.pool_use) * (1.0 - self._fullness())
+
+    def prefill_pressure(self) -> float:
+        """How far prompts rather than decodes hold the unit back, 0 to 1.
+
+        1: full prefill jobs wait and hardly any KV is held, which decode steps would read. 0: no
+        prompt waits, or half of the pool or more is held.
+        """
+        return (1.0 - min(1.0, 2 * self._memory.pool_use)) * self._fullness()
+
+    def _fullness(self) -> float:
+        """Return how full the next prefill job would be, 0 to 1."""
+        return min(1.0, self._waiting_tokens() / self._token_budget)
 
     def _waiting_tokens(self) -> int:
         """Return the prompt tokens to compute, of queues only where the first request has room."""
