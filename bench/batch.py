@@ -1,5 +1,5 @@
-"""Batch jobs of two models: their order, interactive streams beside them, the estimate of their
-end, and what kill -9 costs.
+"""Batch jobs of two models through HTTP and through `batch run`: their order, interactive streams
+beside them, the estimate of their end, and what kill -9 costs.
 
 Two tiny models (tests/cli/batches.py) on one CPU thread in mixed jobs under `packing: hybrid`, in a
 KV pool that holds some forty prompts. A job has 2,000 requests in random order, 8 of a model each
@@ -7,7 +7,10 @@ sharing some 256 prompt tokens before 24 of their own, 8 output tokens. The orde
 `fcfs` take turns on the same engine, each job under a cache salt of its own; tokens/s count prompt
 and output tokens from reading the file to the last answer, planning too. Then 64 interactive
 streams (16 to 32 tokens, 16 out, 8 s pauses), alone and beside a job; their targets, 0.5 s to the
-first token and 0.1 s for each other, go with each request. The error of the estimate: of the time
+first token and 0.1 s for each other, go with each request. The same units then run behind a server
+on Ray beside the first ones, which are idle: a job through HTTP, from its upload to its last
+result, takes turns with `batch run`'s; and streams through HTTP alone take turns with the same
+streams beside a job. The error of the estimate: of the time
 that is left, when half of the lines have ended; `estimates` has all later moments, as a share of
 the whole run. At last `muxcluster batch run` is killed five times at random. --quick: 240
 requests, two runs, two kills.
@@ -15,6 +18,7 @@ requests, two runs, two kills.
 
 import asyncio
 import json
+import socket
 import sys
 import tempfile
 import time
@@ -31,8 +35,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
 import numpy as np
+import yaml
 
 from bench.batches.kills import run_killed
+from bench.batches.server import Served, Server, served
 from bench.batches.streams import SLO, Streams
 from bench.harness import Bench, Claim, make_parser
 from bench.traces.batchmix import Kind, mixed_job
@@ -46,7 +52,8 @@ from muxcluster.http.settings import ApiSettings, QueueLimits
 from tests.cli.batches import FAMILIES, build_models, write_config
 
 COUNT, QUICK_COUNT = 2000, 240
-WARM, WARM_COUNT = "warm", 60  # A job that nobody measures
+# Jobs that nobody measures
+WARM, HTTP_WARM, WARM_COUNT = "warm", "http-warm", 60
 KIND = Kind(1.0, degree=8, prefix=256, distinct=24, output=8)
 VOCABULARY = 500
 POLICY = {
@@ -59,7 +66,7 @@ POLICY = {
 ORDERS = ("fcfs", "auto", "auto", "fcfs")
 ALONE_S = 40.0
 SAMPLE_S = 0.05
-GOAL = 0.20
+GOAL, SERVER_GOAL, TTFT_GOAL = 0.20, 0.95, 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +110,7 @@ class Engine:
 
     async def run(self, job: Path, order: str) -> Ran:
         """Run the job as `muxcluster batch run` does."""
-        settings = {name: settings_of(self.config, name, None)[0] for name in FAMILIES}
+        settings = {name: settings_of(self.config, name, None) for name in FAMILIES}
         store = BatchStore(self.folder / job.stem)
         store.path_of("in").symlink_to(job)
         store.create(Order("bench", "in", None), int(time.time()), "b")
@@ -121,14 +128,17 @@ class Engine:
         seconds = time.monotonic() - start_s
         ended = work.result()
         store.close()
+        await asyncio.to_thread(planner.close)
+        assert planner.latest is not None
+        chosen = dict(planner.latest.orders)
         if ended.progress is None or ended.batch.num_failed:
             raise RuntimeError(f"{ended.batch.num_failed} lines failed: {ended.batch}")
         use = ended.progress.use
         planned_s = ended.progress.started_s - start_s
         tokens = (use.prompt, use.cached, use.output)
-        ran = Ran(order, planner.chosen, seconds, planned_s, *tokens, estimates)
+        ran = Ran(order, chosen, seconds, planned_s, *tokens, estimates)
         print(
-            f"{order} {planner.chosen}: {ran.tokens_per_s:.0f} tokens/s in {seconds:.1f} s, "
+            f"{order} {chosen}: {ran.tokens_per_s:.0f} tokens/s in {seconds:.1f} s, "
             f"{use.cached / use.prompt:.0%} of the prompts cached",
             flush=True,
         )
@@ -150,7 +160,9 @@ def write_jobs(folder: Path, count: int, names: Sequence[str], seed: int) -> lis
     paths = [folder / f"{name}.jsonl" for name in names]
     for path in paths:
         with path.open("w", encoding="utf-8") as file:
-            for number, body in enumerate(lines[:WARM_COUNT] if path.stem == WARM else lines):
+            for number, body in enumerate(
+                lines[:WARM_COUNT] if path.stem in (WARM, HTTP_WARM) else lines
+            ):
                 entry = {"custom_id": f"r-{number}", "method": "POST", "url": "/v1/completions"}
                 salted = {**body, "cache_salt": path.stem}
                 file.write(json.dumps({**entry, "body": salted}) + "\n")
@@ -165,23 +177,123 @@ async def engine(config: Config, folder: Path) -> AsyncGenerator[Engine, None]:
         yield Engine(local, config, folder)
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All that one seed gave."""
+
+    runs: list[Ran]  # the orders in turn
+    ran: Ran  # beside streams
+    alone: Streams
+    beside: Streams
+    local: list[Ran]  # turns with `over_http`
+    over_http: list[Served]
+    http_alone: Streams
+    http_beside: Streams
+    served_beside: list[Served]
+
+
 async def measure(
-    config: Config, folder: Path, jobs: Sequence[Path], alone_s: float, seed: int
-) -> tuple[list[Ran], Ran, Streams, Streams]:
-    """The orders' runs, the run beside streams, the streams alone and beside it."""
+    config: Config, file: str, folder: Path, jobs: "Jobs", alone_s: float, seed: int
+) -> Measured:
+    """The orders' runs, the run beside streams, then `batch run` and the server in turns."""
     async with engine(config, folder) as running:
-        await running.run(jobs[0], "fcfs")
+        await running.run(jobs.warm, "fcfs")
         runs = [
             await running.run(job, order)
-            for job, order in zip(jobs[1:-1], ORDERS[: len(jobs) - 2], strict=True)
+            for job, order in zip(jobs.orders, ORDERS[: len(jobs.orders)], strict=True)
         ]
         alone = Streams(running.local.service, tuple(FAMILIES), VOCABULARY, seed)
         async with alone.open():
             await asyncio.sleep(alone_s)
         beside = Streams(running.local.service, tuple(FAMILIES), VOCABULARY, seed)
         async with beside.open():
-            ran = await running.run(jobs[-1], "auto")
-    return runs, ran, alone, beside
+            ran = await running.run(jobs.beside, "auto")
+        async with served(file, free_port()) as server:
+            await server.run(jobs.http_warm)
+            local, over_http = [], []
+            for number, (here, there) in enumerate(zip(jobs.here, jobs.there, strict=True)):
+                for is_server in (True, False) if number % 2 else (False, True):
+                    if is_server:
+                        over_http.append(await _told(server, there))
+                    else:
+                        local.append(await running.run(here, "auto"))
+            found = await interactive(server, jobs.http_beside, alone_s, seed)
+    return Measured(runs, ran, alone, beside, local, over_http, *found)
+
+
+async def interactive(
+    server: Server, jobs: Sequence[Path], alone_s: float, seed: int
+) -> tuple[Streams, Streams, list[Served]]:
+    """Streams alone and beside each of the jobs, in turns."""
+    alone = Streams(server, tuple(FAMILIES), VOCABULARY, seed)
+    beside = Streams(server, tuple(FAMILIES), VOCABULARY, seed)
+    done = []
+    for job in jobs:
+        async with alone.open():
+            await asyncio.sleep(alone_s)
+        async with beside.open():
+            done.append(await _told(server, job))
+    return alone, beside, done
+
+
+async def _told(server: Server, job: Path) -> Served:
+    found = await server.run(job)
+    share = found.cached_tokens / found.prompt_tokens
+    print(
+        f"server: {found.tokens_per_s:.0f} tokens/s in {found.seconds:.1f} s, "
+        f"{share:.0%} of the prompts cached",
+        flush=True,
+    )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """The same job in several files."""
+
+    warm: Path
+    orders: list[Path]
+    beside: Path
+    http_warm: Path
+    here: list[Path]  # for `batch run`, in turn with `there`
+    there: list[Path]
+    http_beside: list[Path]
+
+    @classmethod
+    def write(cls, folder: Path, count: int, seed: int, *, is_quick: bool) -> "Jobs":
+        num_orders, num_turns = (2, 1) if is_quick else (len(ORDERS), 4)
+        names = [f"run{i}" for i in range(num_orders)]
+        here, there, rest = (
+            [f"{kind}{i}" for i in range(num_turns)] for kind in ("here", "there", "stream")
+        )
+        made = iter(
+            write_jobs(
+                folder,
+                count,
+                [WARM, *names, "beside", HTTP_WARM, *here, *there, *rest],
+                seed,
+            )
+        )
+
+        def some(number: int) -> list[Path]:
+            return [next(made) for _ in range(number)]
+
+        return cls(
+            next(made),
+            some(num_orders),
+            next(made),
+            next(made),
+            some(num_turns),
+            some(num_turns),
+            some(num_turns),
+        )
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+    return port
 
 
 def speed(runs: Sequence[Ran], order: str) -> float:
@@ -194,23 +306,33 @@ def main(argv: Sequence[str] | None = None) -> None:
     bench = Bench(make_parser(__doc__), argv)
     quick, seed = bench.options.quick, bench.options.seed
     count = QUICK_COUNT if quick else COUNT
-    names = [WARM, *(f"run{i}" for i in range(2 if quick else len(ORDERS))), "beside"]
     with tempfile.TemporaryDirectory(prefix="mux-batch-") as name:
         folder = Path(name)
         file = write_config(folder / "two.yaml", build_models(folder), POLICY)
-        jobs = write_jobs(folder, count, names, seed)
+        keep_batches_in(Path(file), folder / "server")
+        jobs = Jobs.write(folder, count, seed, is_quick=quick)
         config = load_config(Path(file))
-        runs, ran, alone, beside = asyncio.run(
-            measure(config, folder, jobs, 6.0 if quick else ALONE_S, seed)
-        )
-        killed = run_killed(jobs[-1], folder / "answers.jsonl", file, 2 if quick else 5, seed)
-    ids = Counter(killed.custom_ids)
-    errors, figures = ran.errors(), beside.figures()
+        found = asyncio.run(measure(config, file, folder, jobs, 6.0 if quick else ALONE_S, seed))
+        killed = run_killed(jobs.beside, folder / "answers.jsonl", file, 2 if quick else 5, seed)
+    runs, ran = found.runs, found.ran
+    results = [Counter(killed.custom_ids)]
+    results += [Counter(each.custom_ids) for each in (*found.over_http, *found.served_beside)]
+    errors, figures = ran.errors(), found.beside.figures()
+    http_alone, http_beside = found.http_alone.figures(), found.http_beside.figures()
+    ttft = [each["ttft_s"]["p99"] for each in (http_beside, http_alone)]
     claims = [
         Claim("batch_tokens_per_s_over_fcfs", speed(runs, "auto") / speed(runs, "fcfs"), "x", 1.0),
+        Claim(
+            "server_over_batch_run",
+            median(each.tokens_per_s for each in found.over_http)
+            / median(each.tokens_per_s for each in found.local),
+            "x",
+            SERVER_GOAL,
+        ),
         Claim("estimate_error_at_half", ran.error_at_half(), "", GOAL),
-        Claim("results_lost", count - len(ids), "lines", 0),
-        Claim("results_doubled", sum(ids.values()) - len(ids), "lines", 0),
+        Claim("results_lost", sum(count - len(each) for each in results), "lines", 0),
+        Claim("results_doubled", sum(each.total() - len(each) for each in results), "lines", 0),
+        Claim("interactive_ttft_p99_over_alone", ttft[0] / ttft[1], "x", TTFT_GOAL),
     ]
     for name in ("ttft_s", "tpot_s"):
         claims.append(Claim(f"interactive_p99_{name}", figures[name]["p99"], "s", SLO[name[:4]]))
@@ -218,15 +340,30 @@ def main(argv: Sequence[str] | None = None) -> None:
         claims,
         {
             "errors_from_half": errors,
-            "ttft_s_beside": beside.ttft_s,
-            "tpot_s_beside": beside.tpot_s,
+            "ttft_s_beside": found.beside.ttft_s,
+            "tpot_s_beside": found.beside.tpot_s,
             "estimates": ran.estimates,
+            "http_ttft_s_alone": found.http_alone.ttft_s,
+            "http_ttft_s_beside": found.http_beside.ttft_s,
         },
         runs=[_summary(each) for each in (*runs, ran)],
+        turns={
+            "batch_run": [each.tokens_per_s for each in found.local],
+            "server": [each.tokens_per_s for each in found.over_http],
+            "server_beside_streams": [each.tokens_per_s for each in found.served_beside],
+        },
         estimate_error_from_half={"worst": max(errors), "median": median(errors)},
-        interactive={"alone": alone.figures(), "beside": figures, "targets_s": SLO},
+        interactive={"alone": found.alone.figures(), "beside": figures, "targets_s": SLO},
+        interactive_over_http={"alone": http_alone, "beside": http_beside},
         num_kills=killed.num_kills,
     )
+
+
+def keep_batches_in(config: Path, folder: Path) -> None:
+    """Let the server of this configuration keep its batches in `folder`."""
+    content = yaml.safe_load(config.read_text())
+    content["batch"] = {"directory": str(folder)}
+    config.write_text(yaml.safe_dump(content))
 
 
 def _summary(ran: Ran) -> dict[str, Any]:

@@ -2,17 +2,25 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from typing import Any, Protocol
 
 import numpy as np
 
 from bench.harness import percentiles
-from muxcluster.http.service import CompletionService
 
 NUM_STREAMS = 64
 SLO = {"ttft": 0.5, "tpot": 0.1}  # Targets of every request, in seconds
 PROMPT, OUTPUT, PAUSE_S = (16, 32), 16, 8.0
+
+
+class Answering(Protocol):
+    """Answers interactive requests: the service in this process, or a server."""
+
+    def generate(self, fields: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
+        """Yield parts of the answer as they come."""
+        ...
 
 
 class Streams:
@@ -20,7 +28,7 @@ class Streams:
     the tokens after the first."""
 
     def __init__(
-        self, service: CompletionService, models: Sequence[str], vocabulary: int, seed: int
+        self, service: Answering, models: Sequence[str], vocabulary: int, seed: int
     ) -> None:
         self._service = service
         self._models = models

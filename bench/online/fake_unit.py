@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from muxcluster.channel.curve import Door
-from muxcluster.channel.server import UnitServer
+from muxcluster.channel.server import UnitCalls, UnitServer
 from muxcluster.cluster.state.reconcile import Phase
 from muxcluster.cluster.units.actor import UnitReplica
 from muxcluster.cluster.units.report import ListenSpec, UnitReport
@@ -53,7 +53,9 @@ class FakeUnit:
         self._limit: dict[str, int] = {}
         self._wake = threading.Event()
         socket = f"{socket_dir}/{spec.unit_id}-{os.getpid()}"
-        self._server = UnitServer(Door(f"ipc://{socket}"), self._submit, self._abort, self._stats)
+        self._server = UnitServer(
+            Door(f"ipc://{socket}"), UnitCalls(self._submit, self._abort, self._stats)
+        )
         self._endpoint = self._server.start()
         threading.Thread(target=self._run, daemon=True).start()
 

@@ -9,6 +9,9 @@ import zmq
 from muxcluster.channel.codec import (
     Abort,
     Deltas,
+    EndLine,
+    EndPart,
+    FeedPart,
     Message,
     Ping,
     Refused,
@@ -20,6 +23,7 @@ from muxcluster.channel.codec import (
 from muxcluster.channel.curve import unlock
 from muxcluster.channel.reader import SocketReader
 from muxcluster.channel.unit_stream import UnitStream, UnitStreams
+from muxcluster.core.batch_part import BatchPart, LineOver, PartMessage
 from muxcluster.core.directory import KeyPair, UnitAddress
 from muxcluster.core.errors import EngineFailure, InvalidValue, NotReady, Overloaded, Unavailable
 from muxcluster.core.request import Request
@@ -103,6 +107,18 @@ class UnitClient:
 
     def _abort(self, request_id: str) -> None:
         self._post(Abort(request_id))
+
+    def feed(self, message: PartMessage) -> None:
+        """Tell the unit about a part of a batch.
+
+        Nothing happens where the queue to the unit is full: its lines then run unplanned.
+        """
+        if isinstance(message, BatchPart):
+            self._post(FeedPart(message))
+        elif isinstance(message, LineOver):
+            self._post(EndLine(message))
+        else:
+            self._post(EndPart(message))
 
     def stats(self) -> UnitStats | None:
         """Return the unit's latest report, None before the first."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.backends import ModelBackend
+from muxcluster.core.batch_part import BatchPart, LineOver, PartOver
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.job import Job, JobResult
 from muxcluster.core.request import Request
@@ -77,6 +78,24 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_id: str
 
 
+class FeedPart(msgspec.Struct, frozen=True, tag="feed_part"):
+    """Client to unit: feed this part of a batch; its lines come as requests."""
+
+    part: BatchPart
+
+
+class EndLine(msgspec.Struct, frozen=True, tag="end_line"):
+    """Client to unit: no further request comes for a line of a part."""
+
+    over: LineOver
+
+
+class EndPart(msgspec.Struct, frozen=True, tag="end_part"):
+    """Client to unit: forget a part."""
+
+    over: PartOver
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Client to unit: sign of life."""
 
@@ -112,6 +131,9 @@ Message = (
     | Failed
     | Submit
     | Abort
+    | FeedPart
+    | EndLine
+    | EndPart
     | Ping
     | Deltas
     | Refused

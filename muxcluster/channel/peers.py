@@ -4,7 +4,17 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from muxcluster.channel.codec import Abort, Message, Ping, Refused, Submit
+from muxcluster.channel.codec import (
+    Abort,
+    EndLine,
+    EndPart,
+    FeedPart,
+    Message,
+    Ping,
+    Refused,
+    Submit,
+)
+from muxcluster.core.batch_part import PartMessage, PartOver
 from muxcluster.core.errors import InvalidValue, RequestError, Unavailable
 from muxcluster.core.events import Rejected, TokenDelta, merge
 from muxcluster.core.request import Request
@@ -12,16 +22,22 @@ from muxcluster.core.request import Request
 logger = logging.getLogger(__name__)
 
 
+def ignore_parts(_: PartMessage) -> None:
+    """Feed nothing: the lines of parts run as they come."""
+
+
 @dataclass(slots=True, eq=False)
 class Peer:
     """One connected client.
 
-    request_ids: its open requests. deltas, refused: still to be sent to it; deltas of one request
-    are merged, so a slow client takes memory for its tokens and no more.
+    request_ids: its open requests. part_ids: its parts of batches. deltas, refused: still to be
+    sent to it; deltas of one request are merged, so a slow client takes memory for its tokens and
+    no more.
     """
 
     identity: bytes
     request_ids: set[str] = field(default_factory=set)
+    part_ids: set[str] = field(default_factory=set)
     deltas: dict[str, TokenDelta] = field(default_factory=dict)
     refused: list[Refused] = field(default_factory=list)
     silent_ticks: int = 0
@@ -35,8 +51,8 @@ class Peer:
 class Peers:
     """All clients. An accepted request has one reader until its last delta is routed.
 
-    on_submit, on_abort: the unit's. If a client is silent for `max_silent_ticks` ticks its requests
-    are aborted; after twice as many it is forgotten.
+    on_submit, on_abort, on_feed: the unit's. If a client is silent for `max_silent_ticks` ticks its
+    requests are aborted; after twice as many it is forgotten.
     """
 
     def __init__(
@@ -44,9 +60,11 @@ class Peers:
         on_submit: Callable[[Request], None],
         on_abort: Callable[[str], None],
         max_silent_ticks: int,
+        on_feed: Callable[[PartMessage], None] = ignore_parts,
     ) -> None:
         self._on_submit = on_submit
         self._on_abort = on_abort
+        self._on_feed = on_feed
         self._max_silent_ticks = max_silent_ticks
         self._peers: dict[bytes, Peer] = {}
         self._readers: dict[str, Peer] = {}
@@ -63,6 +81,8 @@ class Peers:
         elif isinstance(message, Abort):
             if self._readers.get(message.request_id) is peer:
                 self._on_abort(message.request_id)
+        elif isinstance(message, FeedPart | EndLine | EndPart):
+            self._feed(peer, message)
         elif not isinstance(message, Ping):
             logger.warning("a client sent %s", type(message).__name__)
 
@@ -82,6 +102,20 @@ class Peers:
             self._readers[request_id] = peer
             peer.request_ids.add(request_id)
 
+    def _feed(self, peer: Peer, message: FeedPart | EndLine | EndPart) -> None:
+        if isinstance(message, FeedPart):
+            try:
+                self._on_feed(message.part)
+            except ValueError as error:
+                logger.warning("a part of a batch is not fed: %s", error)
+            else:
+                peer.part_ids.add(message.part.part_id)
+        elif isinstance(message, EndPart):
+            peer.part_ids.discard(message.over.part_id)
+            self._on_feed(message.over)
+        else:
+            self._on_feed(message.over)
+
     def route(self, deltas: Mapping[str, TokenDelta]) -> None:
         """Hand new output of the unit to its readers; that of unknown requests is dropped."""
         for request_id, delta in deltas.items():
@@ -97,9 +131,10 @@ class Peers:
         """Count one tick; messages that arrived before it have been taken."""
         for peer in self:
             peer.silent_ticks += 1
-            if peer.silent_ticks == self._max_silent_ticks and peer.request_ids:
-                logger.warning("a client is silent: %d requests end", len(peer.request_ids))
-                self._abort_all(peer)
+            if peer.silent_ticks == self._max_silent_ticks:
+                if peer.request_ids:
+                    logger.warning("a client is silent: %d requests end", len(peer.request_ids))
+                self._end_all(peer)
             if peer.silent_ticks >= 2 * self._max_silent_ticks:
                 self.lose(peer)
 
@@ -108,8 +143,12 @@ class Peers:
         del self._peers[peer.identity]
         for request_id in peer.request_ids:
             del self._readers[request_id]
-        self._abort_all(peer)
+        self._end_all(peer)
 
-    def _abort_all(self, peer: Peer) -> None:
+    def _end_all(self, peer: Peer) -> None:
+        """Abort the requests, then forget the parts, so that none of their lines starts."""
         for request_id in sorted(peer.request_ids):
             self._on_abort(request_id)
+        for part_id in sorted(peer.part_ids):
+            self._on_feed(PartOver(part_id))
+        peer.part_ids.clear()

@@ -8,12 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 import zmq
 
 from muxcluster.channel.codec import Deltas, Stats, decode, encode
 from muxcluster.channel.curve import Door, Doorkeeper, lock, new_keys
-from muxcluster.channel.peers import Peer, Peers
+from muxcluster.channel.peers import Peer, Peers, ignore_parts
+from muxcluster.core.batch_part import PartMessage
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
@@ -26,20 +28,28 @@ RECEIVE_HIGH_WATER = 10_000
 RETRY_S = 0.02  # how soon a client whose queue was full is tried again
 
 
+@dataclass(frozen=True, slots=True)
+class UnitCalls:
+    """What a server calls, on its thread."""
+
+    submit: Callable[[Request], None]  # may raise RequestError or Unavailable for the client
+    abort: Callable[[str], None]
+    stats: Callable[[], UnitStats]
+    # Gets what clients say of parts of batches; may raise ValueError, which is logged
+    feed: Callable[[PartMessage], None] = ignore_parts
+
+
 class UnitServer:
     """Serves one unit at `door`. On tcp it makes a key pair of its own (`server_key` is public).
 
-    on_submit, on_abort: called on the server's thread; on_submit may raise RequestError or
-    Unavailable, which the client gets. stats: called every `stats_s` seconds and sent to every
-    client. The requests of a client that is gone, or silent for `silence_s` seconds, are aborted.
+    Its stats are sent to every client every `stats_s` seconds. The requests of a client that is
+    gone, or silent for `silence_s` seconds, are aborted.
     """
 
     def __init__(
         self,
         door: Door,
-        on_submit: Callable[[Request], None],
-        on_abort: Callable[[str], None],
-        stats: Callable[[], UnitStats],
+        unit: UnitCalls,
         *,
         silence_s: float = 10.0,
         stats_s: float = 0.5,
@@ -48,8 +58,8 @@ class UnitServer:
         self._endpoint = door.endpoint
         self._keys = None if door.client_key is None else new_keys()
         self._doorkeeper: Doorkeeper | None = None
-        self._peers = Peers(on_submit, on_abort, math.ceil(silence_s / stats_s))
-        self._stats = stats
+        self._peers = Peers(unit.submit, unit.abort, math.ceil(silence_s / stats_s), unit.feed)
+        self._stats = unit.stats
         self._stats_s = stats_s
         self._outbox: deque[Mapping[str, TokenDelta]] = deque()
         self._bound: Future[str] = Future()

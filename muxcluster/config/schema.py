@@ -262,7 +262,7 @@ class BatchSection(Section):
     max_line_bytes: Count = 32 * 2**20
     """Longest line of a job; a longer one fails alone."""
     max_running: Count = 128
-    """Lines of a model running at a time, on a server."""
+    """Lines of a model without a plan running at a time, on a server; units feed the others."""
 
 
 class FileSection(Section):

@@ -6,6 +6,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.core.batch_part import LinePlace
 from muxcluster.core.sampling import SamplingParams
 
 
@@ -46,6 +47,8 @@ class Request:
     cache_salt: str = ""  # prefixes are shared only among equal salts
     # False keeps the request away from the prefix cache (prompt logprobs need that)
     cacheable: bool = True
+    # A line of a planned batch: a unit that has its part starts it when it has room
+    line: LinePlace | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

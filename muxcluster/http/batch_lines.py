@@ -12,6 +12,7 @@ from muxcluster.batch.store.entry import CHAT, Entry
 from muxcluster.batch.store.job import Use
 from muxcluster.batch.store.results import answered
 from muxcluster.batch.store.store import Result
+from muxcluster.core.batch_part import LinePlace
 from muxcluster.core.errors import EngineFailure, PoisonRequest, RequestError, Unavailable
 from muxcluster.http.answers.responses import Deltas, whole
 from muxcluster.http.answers.wire import ChatWire, CompletionWire
@@ -40,14 +41,22 @@ class LineAnswerer:
         self._kept = KeptPrompts() if kept is None else kept
         self.used = Use()  # tokens of all answers so far
 
-    async def answer(self, line: int, entry: Entry, batch_id: str, on_tokens: OnTokens) -> Answer:
+    async def answer(
+        self,
+        line: int,
+        entry: Entry,
+        batch_id: str,
+        on_tokens: OnTokens,
+        place: LinePlace | None = None,
+    ) -> Answer:
         counter = _TokenCounter(on_tokens)
         request_id = f"{batch_id}-{line}"
         tokenised = self._kept.take(batch_id, line)
         num_failures = 0
         while True:
             try:
-                body = await self._run(entry, request_id, counter, tokenised)
+                call = await self._call(entry, request_id, tokenised)
+                body = await self._run(entry, replace(call, line=place), counter)
                 use = _use(body)
                 self.used += use
                 result = replace(answered(line, entry.custom_id, request_id, body), use=use)
@@ -61,12 +70,12 @@ class LineAnswerer:
                 if num_failures == MOST_FAILURES:
                     return Answer(_failed(line, entry, request_id, error), None)
 
-    async def _run(
-        self, entry: Entry, request_id: str, counter: "_TokenCounter", tokenised: Tokenised | None
-    ) -> dict[str, Any]:
+    async def _call(self, entry: Entry, request_id: str, tokenised: Tokenised | None) -> Call:
         body = body_of(entry, lenient=self._lenient)
         call = await self._service.prepare(body, RequestHead(request_id), tokenised)
-        call = replace(call, timeout_s=NO_LIMIT_S)
+        return replace(call, timeout_s=NO_LIMIT_S)
+
+    async def _run(self, entry: Entry, call: Call, counter: "_TokenCounter") -> dict[str, Any]:
         with call.admission:
             return await whole(call, counter.of(self._service.stream(call)), _wire(entry, call))
 

@@ -50,25 +50,23 @@ def divide_memory(needs: Sequence[MemoryNeed], size: float) -> list[float]:
 
 
 class JointMemory:
-    """Divides a unit's memory among the jobs of its models."""
+    """Divides a unit's memory among the jobs that run in it."""
 
-    def __init__(self, feeders: Mapping[str, BatchFeeder]) -> None:
-        """feeders: of one unit, by model."""
-        self._feeders = feeders
+    def __init__(self) -> None:
         self._forecast = WorkingSetForecast()
 
-    def rooms(self, room: Room) -> dict[str, Room]:
-        """Return the room that each feeder may `take`, by model, for now.
+    def rooms(self, feeders: Mapping[str, BatchFeeder], room: Room) -> dict[str, Room]:
+        """Return the room that each feeder may `take`, by the names in `feeders`, for now.
 
         room: of the batch requests of all models together. A job whose requests are all handed out
         keeps what it holds.
         """
         others = self._forecast.expect(room.now, room.other_bytes)
         size = max(0.0, room.size_bytes - others)
-        parts = {model: float(each.open_bytes) for model, each in self._feeders.items()}
-        waiting = [model for model, each in self._feeders.items() if len(each)]
+        parts = {model: float(each.open_bytes) for model, each in feeders.items()}
+        waiting = [model for model, each in feeders.items() if len(each)]
         left = size - sum(part for model, part in parts.items() if model not in waiting)
-        needs = [self._need(self._feeders[model], room.chunk_tokens) for model in waiting]
+        needs = [self._need(feeders[model], room.chunk_tokens) for model in waiting]
         parts.update(zip(waiting, divide_memory(needs, max(0.0, left)), strict=True))
         return {
             model: room._replace(size_bytes=part + others, other_bytes=others)

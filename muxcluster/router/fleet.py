@@ -4,12 +4,15 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
+from muxcluster.core.batch_part import BatchPart, LinePlace
 from muxcluster.core.errors import ModelNotFound, NotReady, Overloaded
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import ServedModel, UnitStats
 from muxcluster.router.backend import UnitReports
+from muxcluster.router.parts import BatchParts
 from muxcluster.router.recovery import Progress, is_loss
 from muxcluster.router.routing import Candidate, choose
 from muxcluster.router.unit_link import RESTART_LIMIT_S, LinkState, UnitLink
@@ -25,12 +28,14 @@ class ClusterBackend:
     """A `Backend`: each model's requests go to one of the units that `unit_links` knows for it.
 
     An accepted request outlives its unit: it waits until the unit is back, or goes on at another
-    unit of the model, with the output it has. wait_s: longest such wait in seconds.
+    unit of the model, with the output it has. wait_s: longest such wait in seconds. It is a
+    `PartSink`, too: a unit gets a part of a batch with the first of its lines.
     """
 
     def __init__(self, unit_links: UnitLinks, wait_s: float = RESTART_LIMIT_S) -> None:
         self._unit_links = unit_links
         self._reports: dict[UnitLink, UnitReports] = {}
+        self._parts = BatchParts()
         self._wait_s = wait_s
         self._is_warm = False
         self._is_draining = False
@@ -54,7 +59,8 @@ class ClusterBackend:
             while True:
                 link = await self._open_link(request, is_under_way=progress.num_losses > 0)
                 try:
-                    async with link.opened(progress.submission()) as deltas:
+                    submission = self._placed(link, progress.submission())
+                    async with link.opened(submission) as deltas:
                         async for delta in deltas:
                             delta = progress.advance(delta)
                             yield delta
@@ -64,6 +70,7 @@ class ClusterBackend:
                     if self._is_cutting or not is_loss(error):
                         raise self._reason(error) from error
                     link.lose()
+                    self._parts.lose(link.unit_id)
                     progress.lose(error)
                 except Overloaded:
                     if progress.num_losses == 0:
@@ -114,6 +121,11 @@ class ClusterBackend:
 
     def _best(self, request: Request, links: Sequence[UnitLink]) -> UnitLink:
         """Return the unit with the earliest predicted first token; count the request there."""
+        line = request.line
+        if line is not None and line.part_id in self._parts:
+            emptiest = sorted(links, key=lambda link: link.num_open)
+            home = self._parts.home(line.part_id, (link.unit_id for link in emptiest))
+            return next(link for link in links if link.unit_id == home)
         if len(links) == 1:
             return links[0]
         model, now = request.model, time.monotonic()
@@ -131,6 +143,32 @@ class ClusterBackend:
         chosen = next(link for link in links if link.unit_id == choice.unit_id)
         chosen.load.send(model, choice.num_tokens, now)
         return chosen
+
+    def add_part(self, part: BatchPart, unit_id: str) -> None:
+        self._parts.add(part, unit_id)
+
+    def end_line(self, place: LinePlace) -> None:
+        self._parts.end_line(place)
+        for link in self._unit_links.links():
+            link.end_line(place)
+
+    def end_part(self, part_id: str) -> None:
+        self._parts.end_part(part_id)
+        for link in self._unit_links.links():
+            link.end_part(part_id)
+
+    def _placed(self, link: UnitLink, request: Request) -> Request:
+        """Return the request with its line's place at the unit, which gets the part first."""
+        line = request.line
+        if line is None or line.part_id not in self._parts:
+            return replace(request, line=None) if line is not None else request
+        part_id = link.part_id_at_unit(line.part_id)
+        if part_id is None:
+            part = self._parts.fresh(line.part_id, link.unit_id)
+            link.feed(line.part_id, part)
+            part_id = part.part_id
+        self._parts.send(line, link.unit_id)
+        return replace(request, line=LinePlace(part_id, line.number))
 
     def stats(self) -> Sequence[UnitStats]:
         """Return each unit's latest report, with all jobs since the previous call."""

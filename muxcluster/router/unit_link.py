@@ -8,6 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from enum import StrEnum
 from typing import Protocol
 
+from muxcluster.core.batch_part import BatchPart, LineOver, LinePlace, PartMessage, PartOver
 from muxcluster.core.directory import KeyPair, UnitAddress
 from muxcluster.core.errors import NotReady
 from muxcluster.core.events import TokenDelta
@@ -42,6 +43,10 @@ class LinkState(StrEnum):
 class UnitConnection(UnitSource, Protocol):
     """The channel's client of one unit, connected."""
 
+    def feed(self, message: PartMessage) -> None:
+        """Tell the unit about a part of a batch, before the requests of its lines."""
+        ...
+
     def stats_age_s(self) -> float:
         """Return the seconds since the latest report; infinite before the first."""
         ...
@@ -75,6 +80,8 @@ class UnitLink:
         self._up_at_s = math.inf
         self._lost_at_s = -math.inf
         self._is_closed = False
+        # By id of the batch's part, its id at the unit; only those sent since the last loss
+        self._parts: dict[str, str] = {}
 
     @asynccontextmanager
     async def opened(self, request: Request) -> AsyncGenerator[Stream[TokenDelta], None]:
@@ -91,6 +98,28 @@ class UnitLink:
                 yield deltas
         finally:
             self.num_open -= 1
+
+    def part_id_at_unit(self, part_id: str) -> str | None:
+        """Return the id under which the unit feeds a part; None if it does not have it."""
+        return self._parts.get(part_id)
+
+    def feed(self, part_id: str, part: BatchPart) -> None:
+        """Send a part, under the id that `part` has at the unit."""
+        if self._client is not None:
+            self._client.feed(part)
+            self._parts[part_id] = part.part_id
+
+    def end_line(self, place: LinePlace) -> None:
+        """Tell the unit that a line is over, if it has its part."""
+        found = self._parts.get(place.part_id)
+        if found is not None and self._client is not None:
+            self._client.feed(LineOver(LinePlace(found, place.number)))
+
+    def end_part(self, part_id: str) -> None:
+        """Tell the unit to forget a part, if it has it."""
+        found = self._parts.pop(part_id, None)
+        if found is not None and self._client is not None:
+            self._client.feed(PartOver(found))
 
     def stats(self) -> UnitStats | None:
         """Return the latest report, None before the first."""
@@ -144,6 +173,7 @@ class UnitLink:
     def lose(self) -> None:
         """Send no request before the unit reports again: one found it gone."""
         self.prefixes = PrefixMemory()
+        self._parts.clear()
         self._lost_at_s = time.monotonic()
 
     @property
@@ -171,6 +201,7 @@ class UnitLink:
         old, self._client = self._client, await self._connect(address, keys)
         self._address = address
         self.load, self.prefixes = LoadMeter(), PrefixMemory()
+        self._parts.clear()
         if old is not None:
             logger.warning("%s moved to %s", self.unit_id, address.endpoint)
             await old.close()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from muxcluster.core.errors import NonFiniteLogits
 from muxcluster.core.events import Event, FinishReason, StepOutput
 from muxcluster.core.job import Job, JobResult, Phase, TokenLogprobs
-from muxcluster.core.request import Request
+from muxcluster.core.request import Request, ServiceClass
 from muxcluster.scheduling.jobs import result_without_ended, without_ended
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.state.model import ModelState
@@ -160,7 +160,8 @@ class Completion:
             if is_aborted is not None and is_aborted[row]:
                 reason = FinishReason.ABORT
             else:
-                model.meter.end(live.num_tokens)
+                if live.request.service_class is ServiceClass.INTERACTIVE:
+                    model.meter.end(live.num_tokens)
                 if done.is_stopped is not None and done.is_stopped[row]:
                     reason, stop_token = FinishReason.STOP, int(done.tokens[ends[row] - 1])
             events.append(live.finished(reason, now, stop_token=stop_token))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from muxcluster.core.events import Event, FinishReason, Rejected, StepOutput
 from muxcluster.core.job import Job, JobResult, Phase
-from muxcluster.core.request import Request
+from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.served import UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.scheduling.assembly import (
@@ -128,7 +128,9 @@ class UnitScheduler:
             by_deadline=self._packing.by_deadline,
         )
         self._num_added += 1
-        model.meter.arrive()
+        if request.service_class is ServiceClass.INTERACTIVE:
+            # a batch is no demand: it takes what is free and must move neither quotas nor plans
+            model.meter.arrive()
         ended = ended_already(request, model.max_total(request), model.spec.eos_token_ids)
         if ended is not None:
             return events_only([live.finished(ended[0], now, stop_token=ended[1])])

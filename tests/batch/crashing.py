@@ -22,6 +22,7 @@ from muxcluster.batch.store.entry import Entry
 from muxcluster.batch.store.job import Use
 from muxcluster.batch.store.results import answered
 from muxcluster.batch.store.store import BatchStore
+from muxcluster.core.batch_part import LinePlace
 from tests.batch.jobs import MODELS
 
 MOMENTS = ("answering", "half written", "written", "synced", "committing", "committed")
@@ -53,7 +54,14 @@ class FakeAnswerer:
         self._death = death
         self._rng = random.Random(time.time_ns())
 
-    async def answer(self, line: int, entry: Entry, batch_id: str, on_tokens: OnTokens) -> Answer:
+    async def answer(
+        self,
+        line: int,
+        entry: Entry,
+        batch_id: str,
+        on_tokens: OnTokens,
+        place: LinePlace | None = None,
+    ) -> Answer:
         """As `Answerer.answer`."""
         await asyncio.sleep(self._rng.choice((0.0, 0.0, 0.001)))
         on_tokens(1, is_first=True)

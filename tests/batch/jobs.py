@@ -7,7 +7,8 @@ from typing import Any
 
 from muxcluster.batch.store.intake import Intake, Limits
 from muxcluster.batch.store.job import Batch, Order
-from muxcluster.batch.store.store import BatchStore, Pending, Result
+from muxcluster.batch.store.pending import Pending
+from muxcluster.batch.store.store import BatchStore, Result
 
 MODELS = ("tiny", "other")
 

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from bench import batch
-from bench.batch import WARM, WARM_COUNT, Ran, speed, write_jobs
+from bench.batch import WARM, WARM_COUNT, Measured, Ran, speed, write_jobs
 from bench.batches.kills import Killed
+from bench.batches.server import Served
 from bench.batches.streams import Streams
 
 ESTIMATES = [(20, 0.2, 300.0), (60, 0.5, 50.0), (80, 0.9, 15.0)]
@@ -45,27 +46,40 @@ def test_jobs_are_the_same_but_for_their_salt(tmp_path) -> None:
 
 def test_claims_are_those_of_the_runs(tmp_path, monkeypatch) -> None:
     """With an engine that is none."""
-    alone, beside = (Streams(None, ("m",), 500, 0) for _ in range(2))
-    for streams, ttft_s in ((alone, 0.1), (beside, 0.6)):
+    ttfts_s = (0.1, 0.6, 0.2, 0.3)  # here alone and beside a job, then through HTTP
+    made = [Streams(None, ("m",), 500, 0) for _ in ttfts_s]
+    for streams, ttft_s in zip(made, ttfts_s, strict=True):
         streams.ttft_s, streams.tpot_s = [ttft_s] * 3, [0.05] * 3
     runs = [_ran(order, seconds, ESTIMATES) for order, seconds in (("fcfs", 200.0), ("auto", 80.0))]
 
     async def measure(*_: object) -> object:
-        return runs, _ran("auto", 100.0, ESTIMATES), alone, beside
+        return Measured(
+            runs,
+            _ran("auto", 100.0, ESTIMATES),
+            *made[:2],
+            [_ran("auto", 100.0, ESTIMATES)],
+            [Served(125.0, 900, 450, 100, all_ids)],
+            *made[2:],
+            [Served(125.0, 900, 450, 100, [*all_ids[2:], "r-7"])],
+        )
 
+    all_ids = [f"r-{i}" for i in range(batch.QUICK_COUNT)]
     ids = [f"r-{i}" for i in range(1, batch.QUICK_COUNT)] + ["r-5"]
     monkeypatch.setattr(batch, "measure", measure)
     monkeypatch.setattr(batch, "run_killed", lambda *_: Killed(2, ids))
     monkeypatch.setattr(batch, "build_models", lambda folder: {})
     monkeypatch.setattr(batch, "load_config", lambda file: None)
+    monkeypatch.setattr(batch, "keep_batches_in", lambda file, folder: None)
     record = tmp_path / "record.json"
     batch.main(["--quick", "--json", str(record)])
     found = json.loads(record.read_text())
     assert {claim["name"]: claim["value"] for claim in found["claims"]} == {
         "batch_tokens_per_s_over_fcfs": pytest.approx(2.5),
         "estimate_error_at_half": pytest.approx(0.25),
-        "results_lost": 1,
-        "results_doubled": 1,
+        "server_over_batch_run": pytest.approx(0.8),
+        "results_lost": 3,
+        "results_doubled": 2,
+        "interactive_ttft_p99_over_alone": pytest.approx(1.5),
         "interactive_p99_ttft_s": 0.6,
         "interactive_p99_tpot_s": 0.05,
     }

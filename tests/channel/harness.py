@@ -9,7 +9,7 @@ import numpy as np
 
 from muxcluster.channel.client import UnitClient
 from muxcluster.channel.curve import Door, new_keys
-from muxcluster.channel.server import UnitServer
+from muxcluster.channel.server import UnitCalls, UnitServer
 from muxcluster.core.directory import KeyPair, UnitAddress
 from muxcluster.core.errors import InvalidValue, Overloaded
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
@@ -51,9 +51,7 @@ class Unit:
         self.num_stats = 0
         self.server = UnitServer(
             Door(endpoint, None if endpoint.startswith("ipc") else CLIENT_KEYS.public),
-            self.submit,
-            self.aborted.append,
-            self.stats,
+            UnitCalls(self.submit, self.aborted.append, self.stats),
             silence_s=silence_s,
             stats_s=STATS_S,
         )

@@ -1,7 +1,7 @@
 """Every message survives its bytes, and nothing else is taken for a message."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 
 import msgspec
 import numpy as np
@@ -14,7 +14,10 @@ from muxcluster.channel.codec import (
     Abort,
     Deltas,
     Done,
+    EndLine,
+    EndPart,
     Failed,
+    FeedPart,
     Launch,
     LoadFailed,
     Message,
@@ -28,6 +31,7 @@ from muxcluster.channel.codec import (
     decode,
     encode,
 )
+from muxcluster.core.batch_part import BatchPart, LineOver, LinePlace, PartOver
 from muxcluster.core.events import Finished, FinishReason, Rejected, TokenDelta
 from muxcluster.core.job import (
     Admission,
@@ -140,6 +144,21 @@ STATS = UnitStats(
     (ModelStats("m", 1, 2, 3, 4, num_lent_columns=5, num_recomputed_tokens=2**40),),
     (JobRecord(1, "m", "decode", 0, 1.0, 2.0, 3.0, 4, 5),),
 )
+PLACE = LinePlace("p", 1)
+PART = BatchPart(
+    "p",
+    "m",
+    "dfs",
+    {"order": np.array([1, 0]), "parent": np.array([0])},
+    np.ones(2),
+    np.array([np.nan, 3.0]),
+    {"token_s": 0.5},
+    1e9,
+    urgency=float("inf"),
+    after=("a", "b"),
+    over=(3,),
+)
+
 MESSAGES = [
     Start(SPEC),
     Ready(),
@@ -149,6 +168,10 @@ MESSAGES = [
     Done(RESULT),
     Failed(7, "boom"),
     Submit(REQUEST),
+    Submit(replace(REQUEST, line=PLACE)),
+    FeedPart(PART),
+    EndLine(LineOver(PLACE)),
+    EndPart(PartOver("p")),
     Abort("r"),
     Ping(),
     Deltas({"r": TokenDelta((1, 2), LOGPROBS, LOGPROBS, FINISHED)}),

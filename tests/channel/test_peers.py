@@ -3,8 +3,18 @@
 import numpy as np
 import pytest
 
-from muxcluster.channel.codec import Abort, Ping, Ready, Refused, Submit
+from muxcluster.channel.codec import (
+    Abort,
+    EndLine,
+    EndPart,
+    FeedPart,
+    Ping,
+    Ready,
+    Refused,
+    Submit,
+)
 from muxcluster.channel.peers import Peer, Peers
+from muxcluster.core.batch_part import BatchPart, LineOver, LinePlace, PartMessage, PartOver
 from muxcluster.core.errors import ContextLengthExceeded, NotReady
 from muxcluster.core.events import Finished, FinishReason, Rejected, TokenDelta
 from muxcluster.core.request import Request
@@ -26,7 +36,13 @@ class Unit:
         self.submitted: list[str] = []
         self.aborted: list[str] = []
         self.error: Exception | None = None
-        self.peers = Peers(self.submit, self.aborted.append, max_silent_ticks=3)
+        self.fed: list[PartMessage] = []
+        self.peers = Peers(self.submit, self.aborted.append, 3, self.feed)
+
+    def feed(self, message: PartMessage) -> None:
+        if self.error is not None:
+            raise self.error
+        self.fed.append(message)
 
     def submit(self, request: Request) -> None:
         if self.error is not None:
@@ -129,3 +145,39 @@ def test_other_messages_are_logged_and_ignored(caplog: pytest.LogCaptureFixture)
     unit.peers.hear(b"1", Ready())
     assert "Ready" in caplog.text
     assert unit.submitted == []
+
+
+def _part(part_id: str) -> BatchPart:
+    return BatchPart(part_id, "m", "dfs", {}, np.ones(2), np.ones(2), {}, 1.0)
+
+
+def test_parts_go_to_the_unit_and_end_with_their_client() -> None:
+    unit, first, second = Unit(), _part("p"), _part("q")
+    for part in (first, second):
+        unit.peers.hear(b"1", FeedPart(part))
+    over = LineOver(LinePlace("p", 1))
+    unit.peers.hear(b"1", EndLine(over))
+    unit.peers.hear(b"1", EndPart(PartOver("q")))
+    unit.peers.hear(b"1", submit("a"))
+    assert unit.fed == [first, second, over, PartOver("q")]
+    unit.peers.lose(unit.peer(b"1"))
+    assert unit.aborted == ["a"]
+    assert unit.fed[4:] == [PartOver("p")]
+
+
+def test_a_part_that_the_unit_cannot_feed_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
+    unit = Unit()
+    unit.error = ValueError("unknown order")
+    unit.peers.hear(b"1", FeedPart(_part("p")))
+    assert "unknown order" in caplog.text
+    unit.error = None
+    unit.peers.lose(unit.peer(b"1"))
+    assert unit.fed == []
+
+
+def test_parts_of_a_silent_client_end_with_its_requests() -> None:
+    unit = Unit()
+    unit.peers.hear(b"1", FeedPart(_part("p")))
+    for _ in range(3):
+        unit.peers.tick()
+    assert unit.fed[1:] == [PartOver("p")]

@@ -13,7 +13,7 @@ import zmq
 from muxcluster.channel.client import UnitClient
 from muxcluster.channel.codec import Submit, encode
 from muxcluster.channel.curve import Door
-from muxcluster.channel.server import UnitServer
+from muxcluster.channel.server import UnitCalls, UnitServer
 from muxcluster.core.directory import KeyPair, UnitAddress
 from muxcluster.core.errors import EngineFailure, InvalidValue, NotReady, Overloaded
 from muxcluster.core.events import TokenDelta
@@ -258,14 +258,16 @@ def test_a_client_recovers_when_the_server_is_back(tmp_path: Path) -> None:
 
 def test_an_endpoint_that_cannot_be_bound_is_named() -> None:
     door = Door("ipc:///no/such/folder/u")
-    server = UnitServer(door, print, print, lambda: UnitStats("u", 0, 1, 1))
+    server = UnitServer(door, UnitCalls(print, print, lambda: UnitStats("u", 0, 1, 1)))
     with pytest.raises(EngineFailure, match="/no/such/folder/u"):
         server.start()
     server.close()
 
 
 def test_a_server_that_never_started_can_be_closed_twice() -> None:
-    server = UnitServer(Door("ipc:///tmp/u"), print, print, lambda: UnitStats("u", 0, 1, 1))
+    server = UnitServer(
+        Door("ipc:///tmp/u"), UnitCalls(print, print, lambda: UnitStats("u", 0, 1, 1))
+    )
     server.close()
     server.close()
     assert not server.is_alive

@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from muxcluster.batch.plan.process import PlanningProcess
 from muxcluster.sim.batch.together import OrderedJob, Together
 from muxcluster.sim.core.unit import SimUnit
 from muxcluster.text.tokenizer import Tokenizer
@@ -90,7 +91,8 @@ def test_models_take_turns_where_all_at_once_is_predicted_to_lose(
         assert set(jobs) == set(FAMILIES) == set(unit.models)
         return Together(joint_s, dict.fromkeys(jobs, 1.0))
 
-    monkeypatch.setattr("muxcluster.batch.plan.ordering.compare_together", predicted)
+    monkeypatch.setattr("muxcluster.batch.plan.piece.compare_together", predicted)
+    monkeypatch.setattr(PlanningProcess, "run", _run_here)
     asked = prompts(12)
     file, output = write_job(tmp_path / "in.jsonl", asked), tmp_path / "out.jsonl"
     said = _ran(capsys, file, "-o", str(output), "--config", config, "--order", "dfs")
@@ -101,6 +103,11 @@ def test_models_take_turns_where_all_at_once_is_predicted_to_lose(
     ended = [asked[int(key.removeprefix("r-"))][0] for key in texts(output)]
     num_changes = sum(a != b for a, b in pairwise(ended))
     assert num_changes == 1 if in_turn else num_changes >= 1
+
+
+async def _run_here(_: PlanningProcess, work: Callable[..., Any], *args: Any) -> Any:
+    """Plan in this process, where a test can see it."""
+    return work(*args)
 
 
 def _whole(text: str) -> str:
@@ -170,6 +177,7 @@ def test_each_prompt_is_tokenised_once(
             fields = {"method": "POST", "url": "/v1/completions", "body": body}
             lines.write(json.dumps({"custom_id": f"r-{number}", **fields}) + "\n")
     monkeypatch.setattr(Tokenizer, "encode", counted)
+    monkeypatch.setattr(PlanningProcess, "run", _run_here)
     said = _ran(capsys, str(file), "-o", str(tmp_path / "out.jsonl"), "--config", config)
     assert said["completed"] == len(seen) == seen.total() == 12
 

@@ -1,25 +1,30 @@
 """The plan of a server's batches: for the units that run, and never in the way of a job."""
 
 import asyncio
-import contextlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+from muxcluster.batch.plan.planner import FedPlanner, PlanRules
 from muxcluster.batch.store.job import Batch, Order, Status
-from muxcluster.batch.store.store import Pending
-from muxcluster.cluster.ingress import batch_planner as serving
-from muxcluster.cluster.ingress.batch_planner import OrderedLines, ServerPlanner
+from muxcluster.batch.store.pending import Pending, PendingLines
+from muxcluster.cluster.ingress.batch_planner import ServedSettings
 from muxcluster.cluster.state.desired import Desired
 from muxcluster.cluster.state.fitting import desired_of
 from muxcluster.config.load import load_config
 from muxcluster.config.planner_input import nodes_of
 from muxcluster.config.planning import plan_for
+from muxcluster.core.batch_part import BatchPart, LinePlace
 from muxcluster.core.errors import NotReady
 from muxcluster.demo.models import build_model
+from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.calls.model_text import ModelTexts
 
 BATCH = Batch("b", Order("me", "in", None), Status.IN_PROGRESS, {})
@@ -36,6 +41,14 @@ def desired(tmp_path_factory: pytest.TempPathFactory) -> Desired:
     return desired_of(config, plan_for(config, nodes), nodes)
 
 
+@pytest.fixture(scope="module")
+def twice(desired: Desired) -> Desired:
+    """The same model in two units."""
+    (unit,) = desired.plan.units
+    units = (unit, unit.model_copy(update={"id": f"{unit.id}-too"}))
+    return replace(desired, plan=desired.plan.model_copy(update={"units": units}))
+
+
 def _job(count: int) -> tuple[list[Pending], list[bytes]]:
     """Lines of four families that share twenty tokens, in no order; the last is another model's."""
     rng = random.Random(1)
@@ -47,40 +60,62 @@ def _job(count: int) -> tuple[list[Pending], list[bytes]]:
         body = {"model": model, "prompt": prompt, "max_tokens": 8}
         fields = {"custom_id": f"{i}", "method": "POST", "url": "/v1/completions", "body": body}
         data.append(json.dumps(fields).encode())
+    starts = [0, *accumulate(len(each) + 1 for each in data)]
     lines = [
-        Pending(i, 0, len(each), json.loads(each)["body"]["model"], 1)
+        Pending(i, starts[i], len(each), json.loads(each)["body"]["model"], 1)
         for i, each in enumerate(data)
     ]
     return lines, data
 
 
+class _Sink:
+    """Keeps the parts that units get."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[BatchPart, str]] = []
+
+    def add_part(self, part: BatchPart, unit_id: str) -> None:
+        self.parts.append((part, unit_id))
+
+    def end_line(self, place: LinePlace) -> None:
+        pass
+
+    def end_part(self, part_id: str) -> None:
+        pass
+
+
 def _planned(
-    models: Desired, answer: Desired | Exception | None, count: int
-) -> tuple[list[int], list[bytes]]:
-    """Numbers of the lines in the order they may start, and the lines."""
+    folder: Path, ask: Callable[[], Awaitable[Desired | None]], models: Desired, count: int
+) -> tuple[list[int], list[bytes], _Sink]:
+    """Numbers of the lines in the order they are sent, the lines, and what units got."""
     lines, data = _job(count)
+    file, sink = folder / "in.jsonl", _Sink()
+    file.write_bytes(b"\n".join(data))
 
-    async def ask() -> Desired | None:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    async def plan() -> Sequence[int]:
-        planner = ServerPlanner(ModelTexts.load(models.models), ask, 64, lenient=False)
-        plans = await planner.plan(BATCH, lines, lambda line: data[line.line])
-        order = []
-        for each in plans:
-            while len(each):
-                taken = each.take()
+    async def plan() -> list[int]:
+        rules = PlanRules("dfs", lenient=False, most_unplanned=8)
+        kept = KeptPrompts()
+        texts = ModelTexts.load(models.models)
+        planner = FedPlanner(texts, ServedSettings(ask), sink, rules, kept)
+        try:
+            (plan,) = await planner.plan(BATCH, PendingLines.of(lines), file)
+            order = []
+            while len(plan):
+                taken = plan.take()
                 assert taken, "it waits for lines that nobody has begun"
                 for line in taken:
-                    each.started(line.line)
-                    each.ended(line.line, 8)
+                    found = kept.find(BATCH.batch_id, line.line)
+                    assert found is not None or plan.place(line.line) is None
+                    plan.started(line.line)
+                    plan.ended(line.line, 8)
                     order.append(line.line)
-            each.close()
+            plan.close()
+        finally:
+            planner.close()
+        assert kept.num_tokens == 0
         return order
 
-    return list(asyncio.run(plan())), data
+    return asyncio.run(plan()), data, sink
 
 
 def _num_switches(order: Sequence[int], data: Sequence[bytes]) -> int:
@@ -89,63 +124,44 @@ def _num_switches(order: Sequence[int], data: Sequence[bytes]) -> int:
     return sum(before != after for before, after in zip(heads, heads[1:], strict=False))
 
 
-def test_lines_that_share_a_prefix_come_together(
-    desired: Desired, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # which order is the fastest depends on the machine
-    monkeypatch.setattr(serving, "AUTO", "dfs")
-    order, data = _planned(desired, desired, 120)
+def test_lines_that_share_a_prefix_come_together(desired: Desired, tmp_path: Path) -> None:
+    async def ask() -> Desired | None:
+        return desired
+
+    order, data, sink = _planned(tmp_path, ask, desired, 120)
     assert sorted(order) == list(range(120))
-    assert _num_switches(order, data) < _num_switches(range(120), data) / 4
+    ((part, unit_id),) = sink.parts
+    assert unit_id == desired.plan.units[0].id
+    assert (len(part), part.model, part.order) == (119, "tiny", "dfs")
+    assert np.isnan(part.known).all()
+    # the line of another model has no plan and comes first
+    assert order[0] == 119
+    assert _num_switches(order[1:], data) < _num_switches(range(119), data) / 4
+
+
+def test_a_job_is_divided_among_replicas_by_families(twice: Desired, tmp_path: Path) -> None:
+    async def ask() -> Desired | None:
+        return twice
+
+    order, _, sink = _planned(tmp_path, ask, twice, 121)
+    assert sorted(order) == list(range(121))
+    assert len({unit_id for _, unit_id in sink.parts}) == 2
+    sizes = [len(part) for part, _ in sink.parts]
+    assert sum(sizes) == 120
+    assert min(sizes) > 30
+    # four families of 32 shared tokens, none in both units
+    assert sum(int((part.tree["depth"] >= 32).sum()) for part, _ in sink.parts) <= 6
 
 
 @pytest.mark.parametrize("answer", [None, NotReady("gone")])
 def test_without_the_controller_a_job_runs_in_its_files_order(
-    desired: Desired, answer: Exception | None
+    desired: Desired, tmp_path: Path, answer: Exception | None
 ) -> None:
-    order, _ = _planned(desired, answer, 20)
-    assert order == list(range(20))
-
-
-def test_a_job_too_long_to_plan(desired: Desired, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "MOST_LINES", 10)
-    order, _ = _planned(desired, desired, 20)
-    assert order == list(range(20))
-
-
-def test_another_plan_of_the_units_gives_the_rest_another_order(
-    desired: Desired, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serving, "PERIOD_S", 0.001)
-    monkeypatch.setattr(serving, "AUTO", "dfs")
-    lines, data = _job(100)
-    lines = lines[:-1]
-    answers: list[Desired | None] = [None]
-
     async def ask() -> Desired | None:
-        return answers[-1]
+        if answer is not None:
+            raise answer
+        return None
 
-    async def run() -> list[int]:
-        texts = ModelTexts.load(desired.models)
-        planner = ServerPlanner(texts, ask, 8, lenient=False)
-        (plan,) = await planner.plan(BATCH, lines, lambda line: data[line.line])
-        order = [line.line for line in plan.take()]
-        assert order == list(range(8))
-        assert not plan.take(), "more than may be under way"
-        answers.append(desired)
-        assert isinstance(plan, OrderedLines)
-        before = plan.left
-        while plan.left == before:
-            await asyncio.sleep(0.001)
-        while len(plan):
-            plan.ended(order[-1], 8)
-            order += [line.line for line in plan.take()]
-        plan.close()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*planner._watches), 60)
-        assert not planner._watches, "it follows a batch that has ended"
-        return order
-
-    order = asyncio.run(run())
-    assert sorted(order) == list(range(99))
-    assert _num_switches(order[8:], data) < _num_switches(range(8, 99), data) / 4
+    order, _, sink = _planned(tmp_path, ask, desired, 20)
+    assert order == list(range(20))
+    assert not sink.parts

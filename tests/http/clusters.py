@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 from ray.exceptions import RayActorError
 
 from muxcluster.channel.curve import Door, new_keys
-from muxcluster.channel.server import UnitServer
+from muxcluster.channel.server import UnitCalls, UnitServer
 from muxcluster.cluster.ingress.ingress import Ingress
 from muxcluster.core.directory import Directory, UnitAddress
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
@@ -63,7 +63,9 @@ class ScriptedUnit:
         self._open: dict[str, tuple[Request, int]] = {}
         self._over = threading.Event()
         door = Door("tcp://127.0.0.1:*", CLIENT_KEYS.public)
-        self.server = UnitServer(door, self._submit, self._abort, self._stats, stats_s=0.05)
+        self.server = UnitServer(
+            door, UnitCalls(self._submit, self._abort, self._stats), stats_s=0.05
+        )
         self.address = UnitAddress(unit_id, self.server.start(), self.server.server_key)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

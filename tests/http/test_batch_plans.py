@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from muxcluster.batch.service.answers import Answer, OnTokens
-from muxcluster.batch.service.planning import FileOrder, LivePlan, Read
+from muxcluster.batch.service.planning import FileOrder, LivePlan
 from muxcluster.batch.service.runner import BatchRunner, RunnerSettings
 from muxcluster.batch.store.entry import Entry
 from muxcluster.batch.store.job import Batch, Status, Use
-from muxcluster.batch.store.store import BatchStore, Pending
+from muxcluster.batch.store.pending import Pending, PendingLines
+from muxcluster.batch.store.store import BatchStore
+from muxcluster.core.batch_part import LinePlace
 from tests.batch.jobs import MODELS, line_of, result_of, submit
 
 
@@ -22,7 +24,14 @@ class _Answerer:
     def __init__(self, log: list[tuple[object, ...]]) -> None:
         self._log = log
 
-    async def answer(self, line: int, entry: Entry, batch_id: str, on_tokens: OnTokens) -> Answer:
+    async def answer(
+        self,
+        line: int,
+        entry: Entry,
+        batch_id: str,
+        on_tokens: OnTokens,
+        place: LinePlace | None = None,
+    ) -> Answer:
         self._log.append(("start", line))
         await asyncio.sleep(0)
         if line % 2:
@@ -48,6 +57,9 @@ class _OneByOne:
         self._is_free = False
         return (self._left.pop(),)
 
+    def place(self, line: int) -> LinePlace | None:
+        return None
+
     def started(self, line: int) -> None:
         self._log.append(("started", line))
 
@@ -63,8 +75,9 @@ class _Planner:
     def __init__(self, log: list[tuple[object, ...]]) -> None:
         self._log = log
 
-    async def plan(self, batch: Batch, lines: Sequence[Pending], read: Read) -> Sequence[LivePlan]:
-        return (_OneByOne(lines, self._log),)
+    async def plan(self, batch: Batch, lines: PendingLines, file: Path) -> Sequence[LivePlan]:
+        found = sorted(lines.take(len(lines)), key=lambda line: line.line)
+        return (_OneByOne(found, self._log),)
 
 
 @pytest.fixture
@@ -119,7 +132,12 @@ def test_no_more_lines_of_a_model_than_its_window_are_under_way(store: BatchStor
 
     class Counting(_Answerer):
         async def answer(
-            self, line: int, entry: Entry, batch_id: str, on_tokens: OnTokens
+            self,
+            line: int,
+            entry: Entry,
+            batch_id: str,
+            on_tokens: OnTokens,
+            place: LinePlace | None = None,
         ) -> Answer:
             open_lines.add(line)
             num_open.append(len(open_lines))

@@ -77,7 +77,7 @@ def test_two_jobs_run_to_their_ends_within_the_memory_of_both(
     case: Case, other: Case, data: st.DataObject
 ) -> None:
     jobs = {"a": (case, _feeder(case)), "b": (other, _feeder(other))}
-    memory = JointMemory({name: feeder for name, (_, feeder) in jobs.items()})
+    memory, feeders = JointMemory(), {name: feeder for name, (_, feeder) in jobs.items()}
     alive: list[tuple[str, int]] = []
     over: list[tuple[str, int]] = []
     now = 0.0
@@ -85,7 +85,7 @@ def test_two_jobs_run_to_their_ends_within_the_memory_of_both(
         now += data.draw(st.floats(0, 100)) if alive else 31.0
         others = float(data.draw(st.sampled_from([0, 0, 100]))) if alive else 0.0
         room = Room(now, float(data.draw(st.integers(0, 600))), others, 5)
-        rooms = memory.rooms(room)
+        rooms = memory.rooms(feeders, room)
         kept = sum(feeder.open_bytes for _, feeder in jobs.values() if not len(feeder))
         parts = sum(each.size_bytes - each.other_bytes for each in rooms.values())
         assert parts <= max(kept, room.size_bytes - others) + 1e-6

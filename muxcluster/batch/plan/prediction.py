@@ -116,7 +116,7 @@ def _in_way(part: Part, setting: Setting) -> Part:
     """Return the same part on the unit of `setting`, whose memory may differ."""
     job = replace(part.job, size_bytes=setting.size_bytes)
     planned = replace(part.planned, size_bytes=setting.size_bytes)
-    return Part(setting, job, planned, part.summary)
+    return Part(setting, job, planned, part.summary, part.numbers)
 
 
 def _predicted(part: Part, names: Sequence[str], options: PredictionOptions) -> Predicted:

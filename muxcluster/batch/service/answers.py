@@ -6,6 +6,7 @@ from typing import Protocol
 from muxcluster.batch.store.entry import Entry
 from muxcluster.batch.store.job import Use
 from muxcluster.batch.store.store import Result
+from muxcluster.core.batch_part import LinePlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,17 @@ class Answerer(Protocol):
 
     used: Use
 
-    async def answer(self, line: int, entry: Entry, batch_id: str, on_tokens: OnTokens) -> Answer:
+    async def answer(
+        self,
+        line: int,
+        entry: Entry,
+        batch_id: str,
+        on_tokens: OnTokens,
+        place: LinePlace | None = None,
+    ) -> Answer:
         """Return the line's result: an answer, or the error that a client would get.
+
+        place: of a line that its unit feeds.
 
         It is tried again while the server is full or has no unit, without a limit. Cancelling it
         frees all that the request holds.

@@ -2,10 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from muxcluster.batch.store.job import Batch
-from muxcluster.batch.store.store import Pending
+from muxcluster.batch.store.pending import Pending, PendingLines
+from muxcluster.core.batch_part import LinePlace
 
 Read = Callable[[Pending], bytes]
 
@@ -18,7 +20,14 @@ class LivePlan(Protocol):
         ...
 
     def take(self) -> Sequence[Pending]:
-        """Return the lines to start now, in this order; none while enough are running."""
+        """Return lines to start now, in this order; none while enough are running.
+
+        There may be more at once after them. Raises what planning them raised.
+        """
+        ...
+
+    def place(self, line: int) -> LinePlace | None:
+        """Return the place of a line that its unit feeds; None: it runs when it is sent there."""
         ...
 
     def started(self, line: int) -> None:
@@ -37,17 +46,20 @@ class LivePlan(Protocol):
 class Planner(Protocol):
     """Makes plans for the lines of a batch that have not ended."""
 
-    async def plan(self, batch: Batch, lines: Sequence[Pending], read: Read) -> Sequence[LivePlan]:
-        """Return plans that together hold each of `lines` once and run at the same time."""
+    async def plan(self, batch: Batch, lines: PendingLines, file: Path) -> Sequence[LivePlan]:
+        """Return plans that together hold each of `lines` once and run at the same time.
+
+        file: the batch's input. Raises OSError if it is gone.
+        """
         ...
 
 
 class FileOrder:
     """A `Planner` that keeps the order of the file: one plan for each model."""
 
-    async def plan(self, batch: Batch, lines: Sequence[Pending], read: Read) -> Sequence[LivePlan]:
+    async def plan(self, batch: Batch, lines: PendingLines, file: Path) -> Sequence[LivePlan]:
         of_model: dict[str, list[Pending]] = defaultdict(list)
-        for line in lines:
+        for line in sorted(lines.take(len(lines)), key=lambda each: each.line):
             of_model[line.model].append(line)
         return [InOrder(each) for each in of_model.values()]
 
@@ -64,6 +76,9 @@ class InOrder:
     def take(self) -> Sequence[Pending]:
         taken, self._left = self._left, ()
         return taken
+
+    def place(self, line: int) -> LinePlace | None:
+        return None
 
     def started(self, line: int) -> None:
         pass

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,8 +18,9 @@ from muxcluster.batch.service.storage import StorageWaits
 from muxcluster.batch.store.entry import custom_id_of, output_guess, parse_entry
 from muxcluster.batch.store.intake import Intake, Limits
 from muxcluster.batch.store.job import OPEN, Batch, Status
+from muxcluster.batch.store.pending import Pending, PendingLines
 from muxcluster.batch.store.results import refused
-from muxcluster.batch.store.store import BatchStore, Pending
+from muxcluster.batch.store.store import BatchStore
 
 _CLOSING_LINES = 1000  # lines that did not run, recorded at a time
 # a plan is asked again after so long: other requests take and free memory too
@@ -121,13 +122,13 @@ class BatchRunner:
     async def _lines(self, batch: Batch) -> tuple[Status, Progress]:
         """Run the pending lines to their end, deadline or cancellation; return which it was."""
         batch_id = batch.batch_id
-        pending = await asyncio.to_thread(self._store.pending, batch_id)
+        pending = await asyncio.to_thread(self._store.pending_lines, batch_id)
         read = self._store.reader(batch_id)
         run = _Run(
             batch,
             read,
             Recorder(self._store, batch_id, self._settings.retry_s, self.waits),
-            Progress(batch.num_total, batch.num_ended, sum(each.weight for each in pending)),
+            Progress(batch.num_total, batch.num_ended, pending.weight),
             self._cancelled[batch_id],
         )
         self._runs[batch_id] = run
@@ -146,8 +147,9 @@ class BatchRunner:
             await _ended(cancelled)
             del self._runs[batch_id]
 
-    async def _work(self, run: _Run, pending: Sequence[Pending]) -> None:
-        plans = await self._planner.plan(run.batch, pending, run.read)
+    async def _work(self, run: _Run, pending: PendingLines) -> None:
+        file = self._store.path_of(run.batch.order.input_file_id)
+        plans = await self._planner.plan(run.batch, pending, file)
         run.progress.started_s = time.monotonic()
         try:
             async with asyncio.TaskGroup() as group:
@@ -164,17 +166,35 @@ class BatchRunner:
         """Start the plan's lines; ask it again whenever a line starts or ends."""
         news = asyncio.Event()
         while True:
-            for line in plan.take():
-                limit = self._limits[line.model]
-                await limit.take(run.latest_start)
-                task = group.create_task(self._line(run, plan, line, news))
-                # also where the task is cancelled before its first step
-                task.add_done_callback(partial(_give, limit))
+            while taken := plan.take():
+                for line in taken:
+                    await self._start(run, plan, line, news, group)
+                await asyncio.sleep(0)
             if not len(plan):
                 return
             with suppress(TimeoutError):
                 await asyncio.wait_for(news.wait(), _ASK_AGAIN_S)
             news.clear()
+
+    async def _start(
+        self,
+        run: _Run,
+        plan: LivePlan,
+        line: Pending,
+        news: asyncio.Event,
+        group: asyncio.TaskGroup,
+    ) -> None:
+        """Start one line; a line that no unit feeds waits for its turn among those of all batches.
+
+        Returns when it has begun.
+        """
+        limit = self._limits[line.model] if plan.place(line.line) is None else None
+        if limit is not None:
+            await limit.take(run.latest_start)
+        task = group.create_task(self._line(run, plan, line, news))
+        if limit is not None:
+            # also where the task is cancelled before its first step
+            task.add_done_callback(partial(_give, limit))
 
     async def _line(self, run: _Run, plan: LivePlan, line: Pending, news: asyncio.Event) -> None:
         """Run one line, from the file to its result on the disk."""
@@ -189,7 +209,9 @@ class BatchRunner:
                 news.set()
             run.progress.advance(line.line, min(line.weight, before + num_tokens))
 
-        answer = await self._answerer.answer(line.line, entry, run.batch.batch_id, on_tokens)
+        answer = await self._answerer.answer(
+            line.line, entry, run.batch.batch_id, on_tokens, plan.place(line.line)
+        )
         plan.ended(line.line, answer.output_tokens)
         news.set()
         await run.recorder.keep(answer.result)

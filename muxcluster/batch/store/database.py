@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS batches (
 CREATE TABLE IF NOT EXISTS lines (
     batch INTEGER NOT NULL, number INTEGER NOT NULL, offset INTEGER NOT NULL,
     size INTEGER NOT NULL, digest BLOB, model TEXT NOT NULL, weight INTEGER NOT NULL,
-    has_ended INTEGER NOT NULL, PRIMARY KEY (batch, number)
+    has_ended INTEGER NOT NULL, family BLOB NOT NULL DEFAULT x'', PRIMARY KEY (batch, number)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX IF NOT EXISTS line_names ON lines (batch, digest);
 """
@@ -128,8 +128,13 @@ class Database:
 
 
 def _bring_up_to_date(connection: sqlite3.Connection) -> None:
-    """Add the token columns that earlier versions lack; lines that ended before count none."""
+    """Add the columns that earlier versions lack.
+
+    Lines that ended before count no tokens; those that have not keep the order of their file.
+    """
     found = {row[1] for row in connection.execute("PRAGMA table_info(batches)")}
     for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
         if name not in found:
             connection.execute(f"ALTER TABLE batches ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
+    if "family" not in {row[1] for row in connection.execute("PRAGMA table_info(lines)")}:
+        connection.execute("ALTER TABLE lines ADD COLUMN family BLOB NOT NULL DEFAULT x''")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from muxcluster.core.errors import InvalidJson, InvalidValue, MissingParameter, UnsupportedParameter
@@ -80,3 +81,35 @@ def custom_id_of(data: bytes | None) -> str | None:
         return None
     name = fields.get("custom_id") if isinstance(fields, dict) else None
     return name if isinstance(name, str) and len(name) <= MAX_ID_CHARS else None
+
+
+# Characters of a prompt whose digests make its family: prompts that begin alike are neighbours
+# when lines are sorted by it, those that agree for longer nearer
+_FAMILY_CHARS = (64, 256, 1024)
+_FAMILY_BYTES = 4  # of each digest
+
+
+def family_of(entry: Entry) -> bytes:
+    """Return a key by which requests with like prompts are neighbours; nothing is tokenised."""
+    text = _beginning(entry.body)
+    return b"".join(
+        blake2b(text[:most].encode(errors="replace"), digest_size=_FAMILY_BYTES).digest()
+        for most in _FAMILY_CHARS
+    )
+
+
+def _beginning(body: Mapping[str, Any]) -> str:
+    """Return the first characters of the prompt, whatever it is."""
+    most = _FAMILY_CHARS[-1]
+    prompt = body.get("prompt", body.get("messages"))
+    if isinstance(prompt, str):
+        return prompt[:most]
+    if not isinstance(prompt, list):
+        return ""
+    text = ""
+    for part in prompt:
+        if len(text) >= most:
+            break
+        content = part.get("content") if isinstance(part, dict) else part
+        text += f"{content if isinstance(content, str | int) else str(content)[:most]} "
+    return text[:most]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from muxcluster.batch.store.appending import append
-from muxcluster.batch.store.entry import Entry, custom_id_of, output_guess, parse_entry
+from muxcluster.batch.store.entry import Entry, custom_id_of, family_of, output_guess, parse_entry
 from muxcluster.batch.store.job import Batch, Status
 from muxcluster.batch.store.lines import Line, read_lines
 from muxcluster.batch.store.results import refused
@@ -107,9 +107,9 @@ class Intake:
             custom_id = custom_id_of(line.data)
             if custom_id is not None and names.first(custom_id) is not None:
                 custom_id = None
-            names.enter(line, custom_id, "", 0)
+            names.enter(line, custom_id, None)
             return refused(line.number, custom_id, error.code, error.message)
-        names.enter(line, entry.custom_id, entry.model, _weight(line, entry))
+        names.enter(line, entry.custom_id, entry)
         return None
 
     def _entry(self, line: Line) -> Entry:
@@ -143,12 +143,16 @@ class _Names:
             message = f"custom_id {custom_id!r:.80} is that of line {first} already"
             raise InvalidValue(message, "custom_id")
 
-    def enter(self, line: Line, custom_id: str | None, model: str, weight: int) -> None:
-        """Add a line. model: empty if the line cannot run."""
+    def enter(self, line: Line, custom_id: str | None, entry: Entry | None) -> None:
+        """Add a line. entry: None if it cannot run."""
         digest = None if custom_id is None else _digest(custom_id)
+        model, weight, family = "", 0, b""
+        if entry is not None:
+            model, weight, family = entry.model, _weight(line, entry), family_of(entry)
         self._connection.execute(
-            "INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (self._batch, line.number, line.offset, line.size, digest, model, weight, not model),
+            "INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (self._batch, line.number, line.offset, line.size, digest, model, weight, not model)
+            + (family,),
         )
         self.num_entered += 1
 

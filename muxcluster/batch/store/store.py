@@ -7,12 +7,16 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from muxcluster.batch.store.appending import append, cut
 from muxcluster.batch.store.database import FILES, Database
 from muxcluster.batch.store.job import OPEN, Batch, Order, Status, Use
+from muxcluster.batch.store.pending import Pending, PendingLines
 from muxcluster.core.errors import StorageFailed
 from muxcluster.core.inputs.private import make_private_folder
 
@@ -32,17 +36,6 @@ class Result:
     is_answer: bool
     data: bytes
     use: Use = Use()
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A line that has not ended. offset, size: in the input file. weight: estimated tokens."""
-
-    line: int
-    offset: int
-    size: int
-    model: str
-    weight: int
 
 
 class BatchStore:
@@ -200,6 +193,23 @@ class BatchStore:
             "NOT has_ended ORDER BY number"
         )
         return [Pending(*row) for row in self.rows(sql, batch_id)]
+
+    def pending_lines(self, batch_id: str) -> PendingLines:
+        """Return the lines that have not ended; those with like prompts are neighbours."""
+        lines = f"FROM lines WHERE batch = {_NUMBER} AND NOT has_ended"
+        found = self.rows(f"SELECT number {lines} ORDER BY family, number", batch_id)
+        ((weight,),) = self.rows(f"SELECT coalesce(sum(weight), 0) {lines}", batch_id)
+        numbers = np.fromiter((number for (number,) in found), np.int64, len(found))
+        return PendingLines(numbers, weight, partial(self._lines, batch_id))
+
+    def _lines(self, batch_id: str, numbers: Sequence[int]) -> list[Pending]:
+        sql = (
+            f"SELECT number, offset, size, model, weight FROM lines WHERE batch = {_NUMBER} AND "
+            "number IN (SELECT value FROM json_each(?))"
+        )
+        rows = self.rows(sql, batch_id, json.dumps(numbers))
+        found = {row[0]: Pending(*row) for row in rows}
+        return [found[number] for number in numbers]
 
     def reader(self, batch_id: str) -> Callable[[Pending], bytes]:
         """Return a function that reads lines of the input file, and may raise OSError."""

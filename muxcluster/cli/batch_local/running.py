@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from muxcluster.batch.plan.ordering import LocalPlanner
+from muxcluster.batch.plan.planner import FedPlanner, PlanRules
 from muxcluster.batch.plan.setting import settings_of
 from muxcluster.batch.service.planning import Planner
 from muxcluster.batch.service.progress import Progress as JobProgress
@@ -24,8 +24,7 @@ from muxcluster.http.settings import ApiSettings, QueueLimits
 from muxcluster.sim.batch.setting import Setting
 
 REFRESH_S = 0.5
-# Most running lines of a model; the plan, which knows the units' memory, has a lower limit.
-_MOST_OPEN = 10_000
+_MOST_UNPLANNED = 256  # lines without a plan that run at a time
 _COLUMNS = (
     TextColumn("{task.description}"),
     BarColumn(),
@@ -55,8 +54,8 @@ class LocalRun:
         self._order = order
         self._console = console
         self._specs = local_specs(config)
-        self._settings: dict[str, Setting] = {
-            model.name: settings_of(config, model.name, None)[0] for model in config.models
+        self._settings = {
+            model.name: settings_of(config, model.name, None) for model in config.models
         }
 
     def run(self, store: BatchStore, batch: Batch) -> RunReport:
@@ -89,9 +88,14 @@ class LocalRun:
         async with local_service(self._config, self._specs, settings) as local:
             planner = local_planner(local, self._settings, self._order)
             runner = local_runner(store, local, planner, list(self._settings))
-            ended = await self._watched(runner, batch, local)
+            try:
+                ended = await self._watched(runner, batch, local)
+            finally:
+                await asyncio.to_thread(planner.close)
         seconds = time.monotonic() - started_s
-        return RunReport(ended.batch, ended.progress, planner.chosen, seconds, planner.in_turn)
+        plan = planner.latest
+        orders, in_turn = ({}, ()) if plan is None else (plan.orders, plan.in_turn)
+        return RunReport(ended.batch, ended.progress, orders, seconds, in_turn)
 
     async def _watched(self, runner: BatchRunner, batch: Batch, local: LocalService) -> Ended:
         """Run the batch while the terminal shows its progress."""
@@ -116,18 +120,27 @@ class LocalRun:
             await asyncio.gather(work, return_exceptions=True)
 
 
-def local_planner(local: LocalService, settings: Mapping[str, Setting], order: str) -> LocalPlanner:
-    """Return a planner that feeds the units of `local`. settings: of each model."""
-    return LocalPlanner(
-        local.texts, settings, order, lenient=False, units=local.fed, kept=local.kept
-    )
+def local_planner(
+    local: LocalService, settings: Mapping[str, Sequence[Setting]], order: str
+) -> FedPlanner:
+    """Return a planner that feeds the units of `local`, to be closed.
+
+    settings: by model, the units that serve it.
+    """
+
+    async def present() -> Mapping[str, Sequence[Setting]]:
+        return settings
+
+    rules = PlanRules(order, lenient=False, most_unplanned=_MOST_UNPLANNED)
+    return FedPlanner(local.texts, present, local.parts, rules, local.kept)
 
 
 def local_runner(
     store: BatchStore, local: LocalService, planner: Planner, models: Sequence[str]
 ) -> BatchRunner:
     answerer = LineAnswerer(local.service, lenient=False, kept=local.kept)
-    return BatchRunner(store, answerer, planner, lambda: models, RunnerSettings(window=_MOST_OPEN))
+    settings = RunnerSettings(window=_MOST_UNPLANNED)
+    return BatchRunner(store, answerer, planner, lambda: models, settings)
 
 
 def speed_text(progress: JobProgress) -> str:

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muxcluster.batch.plan.feeding import FedUnit
 from muxcluster.config.load import Config
 from muxcluster.config.planner_input import nodes_of
 from muxcluster.config.planning import plan_for
 from muxcluster.config.units import served_models, unit_specs
+from muxcluster.core.batch_part import BatchPart, LineOver, LinePlace, PartOver
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
@@ -27,14 +27,46 @@ from muxcluster.http.settings import ApiSettings
 from muxcluster.router.backend import RoutedBackend
 
 
-class _LeastOpen:
-    """Several units of a model as one: a request goes to the one with the fewest open."""
+class LocalParts:
+    """A `PartSink` over the units of this process, which never move."""
 
-    def __init__(self, clients: Sequence[LocalUnitClient]) -> None:
+    def __init__(self, clients: Mapping[str, LocalUnitClient]) -> None:
+        """clients: by unit id."""
         self._clients = clients
+        self._unit_ids: dict[str, str] = {}
+
+    def add_part(self, part: BatchPart, unit_id: str) -> None:
+        self._unit_ids[part.part_id] = unit_id
+        self._clients[unit_id].feed(part)
+
+    def end_line(self, place: LinePlace) -> None:
+        client = self.client_of(place)
+        if client is not None:
+            client.feed(LineOver(place))
+
+    def end_part(self, part_id: str) -> None:
+        unit_id = self._unit_ids.pop(part_id, None)
+        if unit_id is not None:
+            self._clients[unit_id].feed(PartOver(part_id))
+
+    def client_of(self, place: LinePlace) -> LocalUnitClient | None:
+        """Return the unit that feeds the line, if one does."""
+        unit_id = self._unit_ids.get(place.part_id)
+        return None if unit_id is None else self._clients[unit_id]
+
+
+class _UnitsOfModel:
+    """Several units of a model as one."""
+
+    def __init__(self, clients: Sequence[LocalUnitClient], parts: LocalParts) -> None:
+        self._clients = clients
+        self._parts = parts
 
     def generate(self, request: Request) -> Stream[TokenDelta]:
-        return min(self._clients, key=lambda each: each.unit.num_open).generate(request)
+        """Send a planned line to its unit, another request to the unit with the fewest open."""
+        planned = None if request.line is None else self._parts.client_of(request.line)
+        client = planned or min(self._clients, key=lambda each: each.unit.num_open)
+        return client.generate(request)
 
     def stats(self) -> UnitStats | None:
         return self._clients[0].stats()
@@ -47,7 +79,7 @@ class LocalService:
     service: CompletionService
     texts: ModelTexts
     clients: Mapping[str, LocalUnitClient]  # by unit id
-    fed: Mapping[str, Sequence[FedUnit]]  # the same units by model
+    parts: LocalParts
     kept: KeptPrompts = field(default_factory=KeptPrompts)  # from the plan to the service
 
     def check(self) -> None:
@@ -81,22 +113,19 @@ async def local_service(
     models = served_models(config)
     texts = ModelTexts.load(models)
     clients = {spec.unit_id: LocalUnitClient(spec) for spec in specs}
+    parts = LocalParts(clients)
     try:
         await asyncio.gather(*(client.start() for client in clients.values()))
         of_model = {
-            model.name: _LeastOpen([clients[spec.unit_id] for spec in _serving(specs, model.name)])
+            model.name: _UnitsOfModel(
+                [clients[spec.unit_id] for spec in _serving(specs, model.name)], parts
+            )
             for model in models
         }
         metrics = Metrics()
         metrics.declare(models)
         service = CompletionService(RoutedBackend(models, of_model), texts, metrics, settings)
-        fed = {
-            model.name: [
-                FedUnit(spec, clients[spec.unit_id].unit) for spec in _serving(specs, model.name)
-            ]
-            for model in models
-        }
-        yield LocalService(service, texts, clients, fed)
+        yield LocalService(service, texts, clients, parts)
     finally:
         await asyncio.gather(*(client.close() for client in clients.values()))
 

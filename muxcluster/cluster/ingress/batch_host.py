@@ -33,7 +33,9 @@ class BatchHost:
 
     def __init__(self, settings: ApiSettings, controller: Any) -> None:
         # Imported here: ingresses import this module too, and only the host needs the simulator.
-        from muxcluster.cluster.ingress.batch_planner import ServerPlanner
+        from muxcluster.batch.plan.planner import FedPlanner, PlanRules
+        from muxcluster.batch.plan.prediction import AUTO
+        from muxcluster.cluster.ingress.batch_planner import ServedSettings
 
         assert settings.batch is not None
         if settings.request_log is not None:
@@ -46,18 +48,19 @@ class BatchHost:
         service = CompletionService(self._backend, self._texts, Metrics(), own)
         calls = ControllerCalls(controller)
         kept = KeptPrompts(_MOST_KEPT_TOKENS)
+        self._planner = FedPlanner(
+            self._texts,
+            ServedSettings(partial(calls.ask, Controller.desired)),
+            self._backend,
+            PlanRules(AUTO, lenient=settings.lenient, most_unplanned=settings.batch.max_running),
+            kept,
+        )
         self._batch_service = LocalBatchService(
             Path(settings.batch.directory),
             LineAnswerer(service, lenient=settings.lenient, kept=kept),
             lambda: [text.served.name for text in self._texts],
             settings.batch,
-            ServerPlanner(
-                self._texts,
-                partial(calls.ask, Controller.desired),
-                settings.batch.max_running,
-                lenient=settings.lenient,
-                kept=kept,
-            ),
+            self._planner,
         )
         self._tasks = (
             asyncio.create_task(keep_in_step(self._unit_links, calls.directory)),
@@ -83,6 +86,7 @@ class BatchHost:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._batch_service.close()
+        await asyncio.to_thread(self._planner.close)
         await self._unit_links.close()
 
 

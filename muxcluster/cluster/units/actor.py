@@ -10,7 +10,7 @@ from dataclasses import replace
 from ray.util import get_node_ip_address
 
 from muxcluster.channel.curve import Door
-from muxcluster.channel.server import UnitServer
+from muxcluster.channel.server import UnitCalls, UnitServer
 from muxcluster.cluster.state.reconcile import Phase
 from muxcluster.cluster.units.job_tap import JobTap
 from muxcluster.cluster.units.mesh import on_granted_gpu
@@ -93,7 +93,8 @@ class UnitReplica:
         self._cleanup.callback(unit.close, timeout_s=CLOSE_S)
         unit.start()
         jobs = JobTap(lambda: as_reported(unit.stats(), unit.last_step_age_s()))
-        server = self._server = UnitServer(self._door(), unit.submit, unit.abort, jobs.pushed)
+        calls = UnitCalls(unit.submit, unit.abort, jobs.pushed, unit.feed)
+        server = self._server = UnitServer(self._door(), calls)
         self._cleanup.callback(server.close)
         endpoint = server.start()
         self._address = UnitAddress(self._spec.unit_id, endpoint, server.server_key)

@@ -1,4 +1,4 @@
-"""Splits the arrays that a step produced into one delta per request."""
+"""Splits the arrays that steps produced into one delta per request, and holds back a batch's."""
 
 from collections.abc import Iterable
 
@@ -32,3 +32,46 @@ def _pieces(output: StepOutput) -> Iterable[tuple[str, TokenDelta]]:
             yield event.request_id, TokenDelta(finished=event)
         elif isinstance(event, Rejected):
             yield event.request_id, TokenDelta(rejected=event)
+
+
+_LEAST_TOKENS = 16  # of a line of a batch that are delivered before its end
+
+
+class BatchDeltas:
+    """Merges the output of batch lines: nobody reads it token by token.
+
+    A delta costs about as much to carry and to read as the scheduling of a row in a step.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, TokenDelta] = {}
+        self._request_ids: set[str] = set()
+
+    def follow(self, request_id: str) -> None:
+        """Hold back the output of this request until its end."""
+        self._request_ids.add(request_id)
+
+    def due(self, deltas: dict[str, TokenDelta]) -> dict[str, TokenDelta]:
+        """Return what is to be delivered now, and keep the rest."""
+        if not self._request_ids:
+            return deltas
+        found = {}
+        for request_id, delta in deltas.items():
+            if request_id not in self._request_ids:
+                found[request_id] = delta
+                continue
+            earlier = self._held.pop(request_id, None)
+            whole = delta if earlier is None else merge(earlier, delta)
+            if whole.finished is not None or whole.rejected is not None:
+                self._request_ids.discard(request_id)
+                found[request_id] = whole
+            elif len(whole.tokens) >= _LEAST_TOKENS:
+                found[request_id] = whole
+            else:
+                self._held[request_id] = whole
+        return found
+
+    def clear(self) -> None:
+        """Forget everything: all requests have ended."""
+        self._held.clear()
+        self._request_ids.clear()

@@ -3,11 +3,15 @@
 from collections import deque
 from collections.abc import Iterator
 
-from muxcluster.core.events import StepOutput
+from muxcluster.core.batch_part import LineOver, PartOver
+from muxcluster.core.events import Finished, FinishReason, StepOutput
 from muxcluster.core.request import PinnedPrefix, Request, Unpin
+from muxcluster.offline.unit_feeder import FedPart, PartRenewed, UnitFeeder
+from muxcluster.scheduling.completion import events_only
 from muxcluster.scheduling.scheduler import UnitScheduler
 
-Message = Request | PinnedPrefix | Unpin | str  # a str is the id of a request to abort
+# a str is the id of a request to abort
+Message = Request | PinnedPrefix | Unpin | FedPart | LineOver | PartOver | PartRenewed | str
 
 
 class Inbox:
@@ -22,16 +26,35 @@ class Inbox:
     def clear(self) -> None:
         self._messages.clear()
 
-    def hand_to(self, scheduler: UnitScheduler, now: float) -> Iterator[StepOutput]:
-        """Give all messages to the scheduler; return what ended at once."""
+    def hand_to(
+        self, scheduler: UnitScheduler, feeder: UnitFeeder, now: float
+    ) -> Iterator[StepOutput]:
+        """Give all messages to the scheduler, or to the feeder what waits for its turn there.
+
+        Returns what ended at once.
+        """
         while self._messages:
             message = self._messages.popleft()
             output = None
             if isinstance(message, Request):
-                output = scheduler.add(message, now)
+                output = None if feeder.hold(message) else scheduler.add(message, now)
             elif isinstance(message, str):
-                output = scheduler.abort(message, now)
+                output = _aborted(message, scheduler, feeder, now)
+            elif isinstance(message, FedPart):
+                feeder.add(message)
+            elif isinstance(message, PartRenewed):
+                feeder.renew(message)
+            elif isinstance(message, LineOver | PartOver):
+                feeder.tell(message)
             else:
                 scheduler.batch_memory.take(message)
             if output is not None:
                 yield output
+
+
+def _aborted(
+    request_id: str, scheduler: UnitScheduler, feeder: UnitFeeder, now: float
+) -> StepOutput | None:
+    if feeder.abort(request_id):
+        return events_only([Finished(request_id, FinishReason.ABORT)])
+    return scheduler.abort(request_id, now)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping
 
 from muxcluster.channel.unit_stream import UnitStream, UnitStreams
+from muxcluster.core.batch_part import PartMessage
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import UnitStats
@@ -36,6 +37,10 @@ class LocalUnitClient:
     def generate(self, request: Request) -> UnitStream:
         """As `TokenSource.generate`; a slow reader gets deltas merged. Raises as `Unit.submit`."""
         return self._streams.generate(request)
+
+    def feed(self, message: PartMessage) -> None:
+        """As `Unit.feed`."""
+        self._unit.feed(message)
 
     def stats(self) -> UnitStats | None:
         return self._unit.stats()

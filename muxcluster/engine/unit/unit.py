@@ -4,9 +4,11 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from muxcluster.core.backends import ModelBackend, as_loaded
+from muxcluster.core.batch_part import BatchPart, PartMessage
 from muxcluster.core.clock import Clock, MonotonicClock
 from muxcluster.core.errors import InvalidValue, NotReady
 from muxcluster.core.events import Finished, FinishReason, StepOutput, TokenDelta
@@ -14,11 +16,12 @@ from muxcluster.core.request import PinnedPrefix, Request, Unpin
 from muxcluster.core.served import SharingStats, UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Executor, JobDone, Outcome, OwnerLost, StillRunning
-from muxcluster.engine.unit.deltas import deltas_of
+from muxcluster.engine.unit.deltas import BatchDeltas, deltas_of
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.engine.unit.inbox import Inbox, Message
 from muxcluster.engine.unit.job_log import JobLog
 from muxcluster.engine.unit.warm_up import warm_up
+from muxcluster.offline.unit_feeder import FedPart, PartRenewal, UnitFeeder
 from muxcluster.scheduling.memory.batch_memory import BatchSpace
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.scheduling.scheduler import UnitScheduler
@@ -59,6 +62,9 @@ class Unit:
         self._executor = executor or make_executor(spec)
         self._measured = MeasuredSeed()
         self._scheduler = UnitScheduler(spec, seed=self._measured)
+        self._feeder = UnitFeeder(spec, self._scheduler.batch_memory)
+        self._batch_deltas = BatchDeltas()
+        self._planner = ThreadPoolExecutor(1, f"planner {spec.unit_id}")
         self._jobs = JobLog()
         self._lock = threading.Lock()
         self._inbox = Inbox()
@@ -93,6 +99,7 @@ class Unit:
         spec = as_loaded(self._spec, backends)
         if spec != self._spec:
             self._spec, self._scheduler = spec, UnitScheduler(spec, seed=self._measured)
+            self._feeder = UnitFeeder(spec, self._scheduler.batch_memory)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """End every open request with `abort`, then the thread and the worker processes.
@@ -126,6 +133,8 @@ class Unit:
             if not self._open:
                 self._progress_s = self._clock.now()
             self._open.add(request.request_id)
+            if request.line is not None:
+                self._batch_deltas.follow(request.request_id)
             self._post(request)
 
     def abort(self, request_id: str) -> None:
@@ -133,6 +142,17 @@ class Unit:
         with self._lock:
             if request_id in self._open:
                 self._post(request_id)
+
+    def feed(self, message: PartMessage) -> None:
+        """Feed a part of a planned batch, or hear what became of its lines; from any thread.
+
+        Ignored if the unit takes no requests. Raises ValueError for an unknown order.
+        """
+        # made here and not on the unit's thread, which would stand still meanwhile
+        told = FedPart.of(message) if isinstance(message, BatchPart) else message
+        with self._lock:
+            if self._refusal is None:
+                self._post(told)
 
     def pin(self, message: PinnedPrefix | Unpin) -> None:
         """Pin a planned batch's prefix, from any thread; ignored if the unit takes no requests."""
@@ -183,7 +203,7 @@ class Unit:
         with self._lock:
             if self._has_failed:
                 return math.inf
-            if self._is_reloading or not self._open:
+            if self._is_reloading or self._is_idle:
                 return 0.0
             return self._clock.now() - self._progress_s
 
@@ -219,7 +239,9 @@ class Unit:
     def _turn(self) -> None:
         with self._lock:
             now = self._clock.now()
-            self._outputs.extend(self._inbox.hand_to(self._scheduler, now))
+            for output in self._inbox.hand_to(self._scheduler, self._feeder, now):
+                self._collect(output)
+            self._start_lines(now)
             for job in self._scheduler.next_jobs(now):
                 self._jobs.start(job, now)
                 self._executor.launch(job)
@@ -228,9 +250,45 @@ class Unit:
         for outcome in self._executor.wait(timeout_s):
             self._settle(outcome)
 
+    def _start_lines(self, now: float) -> None:
+        """Start the batch lines that find room."""
+        was_idle = self._is_idle
+        for request in self._feeder.take(now):
+            if was_idle:
+                self._progress_s = now
+            ended = self._scheduler.add(request, now)
+            if ended is not None:
+                self._collect(ended)
+        for renewal in self._feeder.renewals():
+            self._planner.submit(self._make_plan, renewal)
+
+    def _make_plan(self, renewal: PartRenewal) -> None:
+        """Renew a plan; called on the planner's thread."""
+        try:
+            found = renewal.run()
+        except Exception:
+            logger.exception("%s: a batch keeps its old plan", self._name)
+            return
+        with self._lock:
+            if self._refusal is None:
+                self._post(found)
+
+    @property
+    def _is_idle(self) -> bool:
+        """True if all open requests wait for their turn in the feeder."""
+        return len(self._open) == len(self._feeder)
+
+    def _collect(self, output: StepOutput) -> None:
+        """Keep an output until it is delivered. The caller holds the lock."""
+        self._feeder.note(output)
+        self._outputs.append(output)
+
     def _timeout_s(self, now: float) -> float | None:
-        wakeup_s = self._scheduler.next_wakeup(now)
-        return None if wakeup_s is None else max(_MIN_WAIT_S, wakeup_s - now)
+        wakeup_s, again_s = self._scheduler.next_wakeup(now), self._feeder.next_s
+        waits_s = [] if wakeup_s is None else [max(_MIN_WAIT_S, wakeup_s - now)]
+        if again_s is not None:
+            waits_s.append(again_s)
+        return min(waits_s, default=None)
 
     def _settle(self, outcome: Outcome) -> None:
         if isinstance(outcome, OwnerLost):
@@ -242,14 +300,14 @@ class Unit:
                 return
             if isinstance(outcome, JobDone):
                 job = self._jobs.finish(outcome.result, now)
-                self._outputs.append(self._scheduler.complete(job, outcome.result, now))
+                self._collect(self._scheduler.complete(job, outcome.result, now))
             else:
                 job = self._jobs.fail(outcome.job_id)
                 logger.warning("job %d of %s failed: %s", job.job_id, job.model, outcome.message)
                 failed = self._scheduler.fail(
                     job, now, outcome.message, has_started=outcome.has_started
                 )
-                self._outputs.append(failed)
+                self._collect(failed)
 
     def _reload(self, loss: OwnerLost) -> None:
         """Load again after all memory is lost; requests wait until a new owner has loaded."""
@@ -257,7 +315,7 @@ class Unit:
         self._is_reloading = True
         with self._lock:
             self._jobs.forget_running()
-            self._outputs.append(self._scheduler.reset(self._clock.now(), loss.message))
+            self._collect(self._scheduler.reset(self._clock.now(), loss.message))
         self._deliver()
         self._executor.restart()
         self._progress_s = self._clock.now()
@@ -265,14 +323,13 @@ class Unit:
 
     def _deliver(self) -> None:
         outputs, self._outputs = self._outputs, []
-        deltas = deltas_of(outputs)
-        if not deltas:
-            return
         with self._lock:
+            deltas = self._batch_deltas.due(deltas_of(outputs))
             for request_id, delta in deltas.items():
                 if delta.finished is not None or delta.rejected is not None:
                     self._open.discard(request_id)
-        self._on_output(deltas)
+        if deltas:
+            self._on_output(deltas)
 
     def _end(self, reason: FinishReason, refusal: NotReady) -> None:
         """Deliver last outputs, end every open request, then end all processes."""
@@ -293,4 +350,6 @@ class Unit:
         finally:
             with self._lock:
                 self._open.clear()
+                self._batch_deltas.clear()
+            self._planner.shutdown(wait=False, cancel_futures=True)
             self._executor.close()

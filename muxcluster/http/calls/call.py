@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.core.batch_part import LinePlace
 from muxcluster.core.request import Request, ServiceClass, Slo
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.http.calls.admission import Admission
@@ -66,6 +67,7 @@ class Call:
     slo: Slo | None = None
     priority: int = 0
     cache_salt: str = ""
+    line: LinePlace | None = None  # of a planned batch
 
     @property
     def deadline_s(self) -> float:
@@ -105,4 +107,5 @@ class Call:
             priority=self.priority,
             cache_salt=self.cache_salt,
             cacheable=sampling.prompt_logprobs is None,
+            line=self.line,
         )

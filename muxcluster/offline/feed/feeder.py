@@ -12,7 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.offline.blend.lengths import estimate_lengths, known_lengths, sample_places
+from muxcluster.offline.blend.lengths import (
+    OutputLengths,
+    estimate_lengths,
+    known_lengths,
+    sample_places,
+)
 from muxcluster.offline.blend.scan import DualScanner, End, Line, Taken
 from muxcluster.offline.feed.held_memory import HeldMemory, WorkingSetForecast
 from muxcluster.offline.feed.lines import (
@@ -24,6 +29,7 @@ from muxcluster.offline.feed.lines import (
 )
 from muxcluster.offline.feed.prefixes import LivePrefixes
 from muxcluster.offline.order.orders import OfflineJob
+from muxcluster.offline.prefix.tree import PrefixTree
 
 _CHUNKS_AHEAD = 2  # of prompts waiting in the unit: one job runs, the next is built before `take`
 # Chunks of KV that the compute-bound end may hold in any case: those that wait and some that
@@ -61,6 +67,31 @@ class Fed:
     pins: tuple[Pin, ...]  # to set before
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Renewed:
+    """A plan made with the results so far."""
+
+    outputs: OutputLengths
+    line: Line | None  # None for an order that does not depend on lengths
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Renewal:
+    """A plan to be made again; it holds all that this needs, so any thread may do it."""
+
+    job: OfflineJob
+    order: str
+    known: NDArray[np.float64]  # float64 [n] by place, NaN where not known
+    so_far: NDArray[np.float64]  # float64 [n] by place, output tokens of running requests
+
+    def run(self) -> Renewed:
+        """Estimate lengths and plan; about 0.1 s for 8,192 requests in the order `blend`."""
+        outputs = _estimated(self.job.tree, self.known, self.so_far)
+        if not is_planned(self.order):
+            return Renewed(outputs, None)
+        return Renewed(outputs, plan_line(replace(self.job, outputs=outputs), self.order))
+
+
 class BatchFeeder:
     """Sans-IO feeder of one job: tell it the room and what ended, take the requests to submit.
 
@@ -74,10 +105,13 @@ class BatchFeeder:
         job: OfflineJob,
         order: str,
         known: NDArray[np.float64] | None = None,
+        *,
+        renews_itself: bool = True,
     ) -> None:
         """order: a name of `order.orders`. known: float64 [n] by place, output tokens of each
         request, NaN where not known; until there are results the job's `outputs` are assumed.
-        None: the job's `outputs` are the true lengths.
+        None: the job's `outputs` are the true lengths. renews_itself: plans are renewed inside
+        `take`; else the caller runs what `renewal` returns.
 
         Raises ValueError for an unknown order.
         """
@@ -98,12 +132,16 @@ class BatchFeeder:
         self._forecast = WorkingSetForecast()
         self._sample: set[int] = set()
         self._least = 0.0
+        self._renews_itself = renews_itself
+        self._is_renewing = False
         self._begin()
 
     def _begin(self) -> None:
         has_known = not bool(np.isnan(self._known).all())
         if has_known and np.isnan(self._known).any():
-            self._estimate()
+            so_far = np.zeros(len(self._known))
+            outputs = _estimated(self._job.tree, self._known, so_far)
+            self._job = replace(self._job, outputs=outputs)
         line = plan_line(self._job, self._order)
         if not has_known and is_planned(self._order):
             sample = sample_places(self._job.tree, np.random.default_rng(self._job.seed))
@@ -149,7 +187,8 @@ class BatchFeeder:
         size = room.size_bytes - expected
         self._least = _CHUNKS_UNDER_WAY * room.chunk_tokens * self._job.model.kv_bytes
         self._held.advance(room.now)
-        self._plan_in_time()
+        if self._renews_itself and (renewal := self.renewal()) is not None:
+            self.renewed(renewal.run())
         size = max(0.0, size - self._prefixes.idle_tokens * self._job.model.kv_bytes)
         fed: list[Fed] = []
         while self._held.backlog < _CHUNKS_AHEAD * room.chunk_tokens:
@@ -227,21 +266,30 @@ class BatchFeeder:
         alone = np.count_nonzero(self._job.tree.leaf_node[list(self._sample)] == 0)
         return max(int(_SLOW_SHARE * count), min(count // 2, int(alone)))
 
-    def _plan_in_time(self) -> None:
-        """Renew the plan if there are enough results, without the slowest of a sample."""
-        if len(self._sample) <= self._num_slow and self._num_results >= self._renew_after:
-            self._renew()
-
-    def _renew(self) -> None:
+    def renewal(self) -> Renewal | None:
+        """Return the plan to make again, if there are enough results; without the slowest of a
+        sample. Its result goes to `renewed`; until then None is returned."""
+        if self._is_renewing:
+            return None
+        if len(self._sample) > self._num_slow or self._num_results < self._renew_after:
+            return None
+        self._is_renewing = True
         self._renew_after = max(
             self._num_results + _LEAST_RESULTS, self._num_results * _MORE_RESULTS
         )
-        self._estimate()
+        so_far = np.zeros(len(self._known))
+        for place, tokens in self._held.output_tokens().items():
+            so_far[place] = tokens
+        return Renewal(self._job, self._order, self._known.copy(), so_far)
+
+    def renewed(self, found: Renewed) -> None:
+        """Go on by a renewed plan; requests handed out meanwhile stay where they are."""
+        self._is_renewing = False
+        self._job = replace(self._job, outputs=found.outputs)
         self._set_own()
-        if is_planned(self._order):
-            line = plan_line(self._job, self._order)
-            self._move(line)
-            self._scanner = DualScanner(replanned(line, self._scanner, self._is_out))
+        if found.line is not None:
+            self._move(found.line)
+            self._scanner = DualScanner(replanned(found.line, self._scanner, self._is_out))
 
     def _move(self, line: Line) -> None:
         """Count open requests for the end that they would be taken from now."""
@@ -249,18 +297,6 @@ class BatchFeeder:
         is_long[line.places] = line.density < line.target
         for place in self._open.values():
             self._held.move(place, End.MEMORY if is_long[place] else End.COMPUTE)
-
-    def _estimate(self) -> None:
-        """Estimate output lengths; running requests count with their tokens so far."""
-        known, tree = self._known, self._job.tree
-        if np.isnan(known).any():
-            so_far = np.zeros(len(known))
-            for place, tokens in self._held.output_tokens().items():
-                so_far[place] = tokens
-            outputs = estimate_lengths(tree, known, _PRIOR_WEIGHT, so_far)
-        else:
-            outputs = known_lengths(known)
-        self._job = replace(self._job, outputs=outputs)
 
     def _set_own(self) -> None:
         outputs = self._job.outputs
@@ -277,3 +313,12 @@ class BatchFeeder:
         is_alone = self._job.tree.leaf_node == 0
         results = np.count_nonzero(is_alone & ~np.isnan(self._known))
         return np.where(is_alone, 1 + _UNSEEN_LENGTH_FACTOR / (1 + results) ** 0.75, 1.0)
+
+
+def _estimated(
+    tree: PrefixTree, known: NDArray[np.float64], so_far: NDArray[np.float64]
+) -> OutputLengths:
+    """Estimate output lengths; running requests count with their tokens so far."""
+    if np.isnan(known).any():
+        return estimate_lengths(tree, known, _PRIOR_WEIGHT, so_far)
+    return known_lengths(known)

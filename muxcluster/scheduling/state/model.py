@@ -33,7 +33,10 @@ class Counters:
 
 
 class LoadMeter:
-    """Load of one model: moving averages, planned values until the first measurement."""
+    """Interactive load of one model: moving averages, planned values until the first measurement.
+
+    Batch requests do not count: they take what interactive ones leave.
+    """
 
     def __init__(self, rate_per_s: float, mean_tokens: float, time_constant_s: float) -> None:
         self.rate_per_s = rate_per_s  # arrivals
@@ -45,11 +48,11 @@ class LoadMeter:
         self._ended_tokens = 0
 
     def arrive(self) -> None:
-        """Count a request that was accepted."""
+        """Count an interactive request that was accepted."""
         self._arrivals += 1
 
     def end(self, num_tokens: int) -> None:
-        """Count a request that ended with `num_tokens` prompt and output tokens."""
+        """Count one that ended with `num_tokens` prompt and output tokens."""
         self._ends += 1
         self._ended_tokens += num_tokens
 

@@ -22,6 +22,7 @@ class Part:
     job: Unplanned
     planned: OfflineJob  # `job` with its tree
     summary: JobSummary
+    numbers: NDArray[np.int64]  # int64 [n], of the whole job's prompts
 
 
 def divide_job(job: Unplanned, whole: OfflineJob, settings: Sequence[Setting]) -> list[Part]:
@@ -32,7 +33,8 @@ def divide_job(job: Unplanned, whole: OfflineJob, settings: Sequence[Setting]) -
     are fewer requests than units) are left out.
     """
     if len(settings) == 1:
-        return [Part(settings[0], job, whole, summary_of(whole))]
+        numbers = np.arange(len(job.prompts))
+        return [Part(settings[0], job, whole, summary_of(whole), numbers)]
     leaves = whole.leaf_work()
     resources = [setting.resources for setting in settings]
     speeds = np.array([(1 / each.token_s, 1 / each.kv_s) for each in resources])
@@ -53,4 +55,4 @@ def _part(job: Unplanned, numbers: NDArray[np.int64], setting: Setting) -> Part:
         size_bytes=setting.size_bytes,
     )
     planned = part.with_tree()
-    return Part(setting, part, planned, summary_of(planned))
+    return Part(setting, part, planned, summary_of(planned), numbers)

@@ -73,8 +73,8 @@ class _JointFeed:
             )
             for model, job in jobs.items()
         }
-        feeders = {model: job.feeder for model, job in jobs.items()}
-        self._memory = JointMemory(feeders) if is_joint else None
+        self._feeders = {model: job.feeder for model, job in jobs.items()}
+        self._memory = JointMemory() if is_joint else None
 
     def __call__(self, scheduler: UnitScheduler, now: float) -> list[Request]:
         if self._memory is None:
@@ -87,7 +87,7 @@ class _JointFeed:
                 space.other_blocks * size_bytes,
                 self._spec.scheduler.token_budget,
             )
-            rooms = self._memory.rooms(room)
+            rooms = self._memory.rooms(self._feeders, room)
         return [
             request
             for model, room in rooms.items()

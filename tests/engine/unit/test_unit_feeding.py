@@ -1,0 +1,128 @@
+"""A unit that feeds parts of a batch to itself: each line's tokens, once, whatever happens."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from muxcluster.core.batch_part import BatchPart, LineOver, LinePlace, PartOver
+from muxcluster.core.events import Finished, FinishReason, TokenDelta
+from muxcluster.core.request import Request, ServiceClass
+from muxcluster.engine.unit.deltas import BatchDeltas
+from muxcluster.engine.unit.unit import Unit
+from muxcluster.offline.blend.lengths import known_lengths
+from muxcluster.offline.feed.parts import part_of
+from muxcluster.offline.order.orders import OfflineJob
+from muxcluster.offline.prefix.prompts import token_prompts
+from muxcluster.offline.prefix.tree import build_tree
+from tests.engine.fakes import FakeExecutor, Sink, expected, fake_spec, request
+from tests.offline.blend_cases import MODEL
+
+COUNT, OUTPUT, SHARED = 24, 6, 32
+
+
+def _prompts() -> list[list[int]]:
+    """Two families."""
+    rng = np.random.default_rng(0)
+    heads = rng.integers(1, 90, (2, SHARED))
+    return [[*heads[i % 2].tolist(), *rng.integers(1, 90, 5).tolist()] for i in range(COUNT)]
+
+
+def _part(order: str) -> BatchPart:
+    prompts = token_prompts([np.array(each, dtype=np.int32) for each in _prompts()])
+    outputs = known_lengths(np.full(COUNT, float(OUTPUT)))
+    job = OfflineJob(build_tree(prompts, 16, own_tokens=1), outputs, MODEL, 1e9)
+    return part_of("p", "wide", job, order, np.full(COUNT, np.nan))
+
+
+def _lines(prompts: Sequence[Sequence[int]]) -> list[Request]:
+    return [
+        replace(
+            request(f"line {number}", "wide", prompt, OUTPUT),
+            service_class=ServiceClass.BATCH,
+            line=LinePlace("p", number),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("order", ["dfs", "blend", "batchllm", "random"])
+@pytest.mark.parametrize("fate", ["done", "owner lost"])
+def test_all_lines_get_their_tokens(order: str, fate: str) -> None:
+    sink, prompts = Sink(), _prompts()
+    script = ["done"] * 7 + [fate]
+    unit = Unit(fake_spec(num_columns=24), sink, executor=FakeExecutor(script))
+    unit.start()
+    try:
+        lines = _lines(prompts)
+        for line in lines[:4]:
+            unit.submit(line)
+        unit.feed(_part(order))
+        for line in lines[4:]:
+            unit.submit(line)
+        unit.submit(request("beside", "narrow", [1, 2, 3], 5))
+        # the sample of an unknown order may wait for lines 0 to 3, which ran without their part
+        for number in range(4):
+            unit.feed(LineOver(LinePlace("p", number)))
+        sink.wait_for_ends(COUNT + 1)
+        for number, prompt in enumerate(prompts):
+            assert sink.tokens[f"line {number}"] == expected(prompt, OUTPUT)
+        assert sink.tokens["beside"] == expected([1, 2, 3], 5)
+        unit.feed(PartOver("p"))
+        assert unit.num_open == 0
+    finally:
+        unit.close()
+
+
+def test_lines_that_wait_end_with_abort_and_are_no_stall() -> None:
+    sink = Sink()
+    unit = Unit(fake_spec(), sink, executor=FakeExecutor(["hold"]))
+    unit.start()
+    try:
+        # none of the first part's lines comes, so the second's have no turn
+        unit.feed(replace(_part("dfs"), part_id="q", model="narrow"))
+        unit.feed(replace(_part("blend"), after=("narrow",)))
+        lines = _lines(_prompts())
+        for line in lines:
+            unit.submit(line)
+        while unit.last_step_age_s():
+            time.sleep(0.001)  # until the unit's thread holds them
+        for line in lines:
+            unit.abort(line.request_id)
+        sink.wait_for_ends(COUNT)
+        assert {sink.reason(line.request_id) for line in lines} == {FinishReason.ABORT}
+        assert unit.num_open == 0
+    finally:
+        unit.close()
+
+
+def test_closing_ends_lines_that_wait() -> None:
+    sink = Sink()
+    unit = Unit(fake_spec(), sink, executor=FakeExecutor(["hold"]))
+    unit.start()
+    unit.feed(_part("dfs"))
+    for line in _lines(_prompts()):
+        unit.submit(line)
+    unit.close()
+    assert len(sink.ends) == COUNT
+    unit.feed(_part("dfs"))
+
+
+def test_output_of_lines_is_merged_and_others_is_not() -> None:
+    deltas = BatchDeltas()
+    deltas.follow("line")
+    one = TokenDelta((1,))
+    assert deltas.due({"line": one, "other": one}) == {"other": one}
+    for _ in range(14):
+        assert deltas.due({"line": one}) == {}
+    assert deltas.due({"line": one}) == {"line": TokenDelta((1,) * 16)}
+    assert deltas.due({"line": one}) == {}
+    end = TokenDelta((2,), finished=Finished("line", FinishReason.LENGTH))
+    assert deltas.due({"line": end}) == {"line": replace(end, tokens=(1, 2))}
+    assert deltas.due({"line": one}) == {"line": one}, "it is over"
+    deltas.follow("line")
+    deltas.due({"line": one})
+    deltas.clear()
+    assert deltas.due({"line": one}) == {"line": one}
