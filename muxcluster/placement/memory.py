@@ -1,6 +1,6 @@
 """Memory of a unit: weights, buffers, and the KV blocks that are left (design.md §3, §4)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from muxcluster.placement.columns import Columns, columns
 from muxcluster.placement.execution import Execution
@@ -38,6 +38,12 @@ class DoNotFitTogether(DoesNotFit):
         super().__init__(model, reason, missing_bytes)
         together = f"{num_models} models do not fit together: {reason}"
         self.args = (together + _missing_text(missing_bytes),)
+
+
+def least_missing(refusals: Iterable[DoesNotFit]) -> DoesNotFit:
+    """Return the refusal with the least missing memory; those that no memory would help come
+    last."""
+    return min(refusals, key=lambda each: (each.missing_bytes is None, each.missing_bytes or 0))
 
 
 def _missing_text(missing_bytes: int | None) -> str:

@@ -181,7 +181,7 @@ def test_a_full_disk_is_told_and_with_room_it_goes_on(
 ) -> None:
     """Full when the folder is made, while the input is read, while answers are written, and when
     the database has no room for what the file has."""
-    job = Job(500, small_disk, config)
+    job = Job(400, small_disk, config)
     arguments = job.arguments(tmp_path)
     ended = [0]
     for kib in (0, 60, 100, 260):

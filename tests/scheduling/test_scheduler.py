@@ -48,7 +48,7 @@ def test_max_steps_changes_nothing_but_the_number_of_jobs() -> None:
 
 def test_the_most_senior_decode_where_rows_are_limited() -> None:
     rig = Rig(unit_spec(max_decode_rows=1))
-    rig.add(request("low", priority=1))
+    rig.add(request("low", num_output=20, priority=1))
     rig.step()
     rig.add(request("high", priority=0))
     rig.run()

@@ -13,6 +13,7 @@ from muxcluster.placement.memory import (
     DoesNotFit,
     block_bytes,
     kv_blocks,
+    least_missing,
     recorded_bytes,
     usable_bytes,
 )
@@ -134,7 +135,7 @@ class Estimator:
             except DoesNotFit as refusal:
                 refusals.append(refusal)
         if not found:
-            raise refusals[-1]
+            raise least_missing(refusals)
         if len(found) == 1:
             return found[0]
         best = max(each.value for each in found)

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from muxcluster.placement.estimator import Estimator, offers_of
-from muxcluster.placement.memory import DoesNotFit
+from muxcluster.placement.memory import DoesNotFit, least_missing
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.problem import Node, Problem
 from muxcluster.placement.review.headroom import Headroom
 from muxcluster.placement.search.gpus import kinds_of
 from muxcluster.placement.search.greedy import replicas
 from muxcluster.placement.search.layout import EASY, PlacedUnit, UnitBuilder
-from muxcluster.placement.search.refusals import first_refusal, least_missing
+from muxcluster.placement.search.refusals import first_refusal
 
 _LESS = 0.99  # part of a unit's strain below which a replica relieves it
 

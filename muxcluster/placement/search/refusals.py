@@ -1,9 +1,12 @@
 """Reasons why models find no place."""
 
-from collections.abc import Iterable
-
 from muxcluster.placement.hardware import GIB
-from muxcluster.placement.memory import DoesNotFit, DoNotFitTogether, usable_bytes
+from muxcluster.placement.memory import (
+    DoesNotFit,
+    DoNotFitTogether,
+    least_missing,
+    usable_bytes,
+)
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.layout import UnitBuilder
 
@@ -48,12 +51,6 @@ def crowded_out(draft: Draft, index: int) -> DoesNotFit:
         f"too: {nearest.reason}"
     )
     return DoNotFitTogether(len(demands), name, reason, nearest.missing_bytes)
-
-
-def least_missing(refusals: Iterable[DoesNotFit]) -> DoesNotFit:
-    """Return the refusal with the least missing memory; those that no memory would help come
-    last."""
-    return min(refusals, key=lambda each: (each.missing_bytes is None, each.missing_bytes or 0))
 
 
 def cluster_shortage(builder: UnitBuilder, index: int) -> DoNotFitTogether | None:
