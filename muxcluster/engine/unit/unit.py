@@ -9,20 +9,19 @@ from dataclasses import replace
 
 from muxcluster.core.backends import ModelBackend, as_loaded
 from muxcluster.core.batch_part import BatchPart, PartMessage
-from muxcluster.core.clock import Clock, MonotonicClock
 from muxcluster.core.errors import InvalidValue, NotReady
 from muxcluster.core.events import Finished, FinishReason, StepOutput, TokenDelta
-from muxcluster.core.request import PinnedPrefix, Request, Unpin
+from muxcluster.core.request import Request
 from muxcluster.core.served import SharingStats, UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Executor, JobDone, Outcome, OwnerLost, StillRunning
+from muxcluster.engine.unit.clock import Clock, MonotonicClock
 from muxcluster.engine.unit.deltas import BatchDeltas, deltas_of
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.engine.unit.inbox import Inbox, Message
 from muxcluster.engine.unit.job_log import JobLog
 from muxcluster.engine.unit.warm_up import warm_up
 from muxcluster.offline.unit_feeder import FedPart, PartRenewal, UnitFeeder
-from muxcluster.scheduling.memory.batch_memory import BatchSpace
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.scheduling.steptime.seed import MeasuredSeed
@@ -153,17 +152,6 @@ class Unit:
         with self._lock:
             if self._refusal is None:
                 self._post(told)
-
-    def pin(self, message: PinnedPrefix | Unpin) -> None:
-        """Pin a planned batch's prefix, from any thread; ignored if the unit takes no requests."""
-        with self._lock:
-            if self._refusal is None:
-                self._post(message)
-
-    def batch_space(self, model: str | None) -> BatchSpace:
-        """Return the memory that a model's batch requests, or all, find now, from any thread."""
-        with self._lock:
-            return self._scheduler.batch_memory.space(model)
 
     def stats(self) -> UnitStats:
         """Return the unit's state and the jobs that ended since the last call; from any thread."""
