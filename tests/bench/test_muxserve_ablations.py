@@ -10,14 +10,17 @@ from bench.muxserve.picture import draw
 from bench.muxserve.simulated.ablation_cases import (
     EVEN,
     FIXED,
+    UNSHARED,
     chatlmsys_points,
     placement_points,
     resource_points,
+    wide_points,
 )
 from bench.muxserve.simulated.cases import SYSTEMS, Duration
 from bench.muxserve.simulated.headlines import Headline, Measured, claims_of
 from muxcluster.sim.cases.case import run_case
 from muxcluster.sim.cases.sweep import Cache
+from muxcluster.sim.cases.systems_units import units_for
 from muxcluster.sim.report.report import CaseReport
 
 SHORT = Duration(10.0, (0, 1))
@@ -112,3 +115,15 @@ def test_the_picture_has_a_column_an_alpha(tmp_path: Path) -> None:
         assert word in text
     draw(rows, tmp_path / "again.svg")
     assert (tmp_path / "again.svg").read_text(encoding="utf-8") == text
+
+
+def test_wide_units_differ_in_how_they_use_their_sms_alone(data_dir: Path) -> None:
+    """Of those whose ratio is what sharing adds: the same pool, the same quotas."""
+    (point, *_) = wide_points(data_dir, (0.7,), (1.0,), SHORT)
+    shared, unshared = (
+        units_for(case.system, case.plan, case.problem)[0]
+        for case in (point.cases[system][0] for system in ("muxserve", UNSHARED))
+    )
+    assert len(shared.spec.workers) == 2 > len(unshared.spec.workers)
+    same = replace(unshared.spec, workers=shared.spec.workers, partition=shared.spec.partition)
+    assert same == shared.spec
