@@ -148,7 +148,7 @@ class _Names:
         digest = None if custom_id is None else _digest(custom_id)
         model, weight, family = "", 0, b""
         if entry is not None:
-            model, weight, family = entry.model, _weight(line, entry), family_of(entry)
+            model, weight, family = entry.model, weight_of(line, entry), family_of(entry)
         self._connection.execute(
             "INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (self._batch, line.number, line.offset, line.size, digest, model, weight, not model)
@@ -172,6 +172,6 @@ def _digest(custom_id: str) -> bytes:
     return hashlib.sha256(custom_id.encode()).digest()[:16]
 
 
-def _weight(line: Line, entry: Entry) -> int:
+def weight_of(line: Line, entry: Entry) -> int:
     """Return the estimated tokens of the line, from its length and its limit."""
     return 1 + line.size // _TEXT_BYTES + output_guess(entry)
