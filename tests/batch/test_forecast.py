@@ -51,10 +51,12 @@ def _line(number: int, model: str, prompt: Any, **fields: Any) -> bytes:
     return line_of(str(number), body={"model": model, "prompt": prompt, **fields})
 
 
-def _asked(folder: Path, served: Served, lines: Sequence[bytes], **limits: int) -> AskedForecast:
+def _asked(
+    folder: Path, served: Served, lines: Sequence[bytes], limits: Limits | None = None
+) -> AskedForecast:
     file = folder / "job.jsonl"
     file.write_bytes(b"\n".join(lines))
-    return AskedForecast(file, None, Limits(**limits), served, "dfs")
+    return AskedForecast(file, None, limits or Limits(), served, "dfs")
 
 
 def _families(count: int, model: str, rng: random.Random) -> list[bytes]:
@@ -130,7 +132,7 @@ def test_models_of_one_unit_end_no_later_than_in_turn(served: Served, tmp_path: 
 def test_lines_that_cannot_run_are_told(served: Served, tmp_path: Path) -> None:
     good = _line(0, "llama-a", "hello", max_tokens=4)
     lines = [good, b"{no", _line(1, "gone", "x"), _line(2, "llama-a", "x", temperature=9)]
-    asked = _asked(tmp_path, served, [*lines, b"", b"x" * 5000], line_bytes=4000)
+    asked = _asked(tmp_path, served, [*lines, b"", b"x" * 5000], Limits(line_bytes=4000))
     found = forecast(asked)
     assert (found["num_lines"], found["num_bad"]) == (6, 4)
     assert [each["line"] for each in found["bad_lines"]] == [2, 3, 5]
@@ -142,7 +144,7 @@ def test_lines_that_cannot_run_are_told(served: Served, tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match=r"no line .*line 1: "):
         forecast(_asked(tmp_path, served, [b"{no"]))
     with pytest.raises(InvalidValue, match="more than 2 lines"):
-        forecast(_asked(tmp_path, served, [good] * 3, lines=2))
+        forecast(_asked(tmp_path, served, [good] * 3, Limits(lines=2)))
 
 
 def test_runs_are_evenly_spaced_and_once() -> None:

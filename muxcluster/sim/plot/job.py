@@ -45,7 +45,7 @@ def picture(uses: Mapping[str, UseOverTime], form: str) -> bytes:
 
 def _draw(row: NDArray[np.object_], title: str, use: UseOverTime) -> None:
     resources, density, held = row
-    edges = use.bin_s * np.arange(len(use.compute) + 1)
+    edges = use.bin_s * np.arange(len(use.compute) + 1, dtype=np.float64)
     dress(resources, title, "seconds", "used of compute and bandwidth")
     for label, values, colour in (
         ("compute", use.compute, _COMPUTE),
