@@ -7,7 +7,6 @@ import numpy as np
 
 from muxcluster.cli.batch_server.client import ApiObject
 from muxcluster.cli.batch_server.showing import duration_text
-from muxcluster.cli.views.words import percent_text
 from muxcluster.core.errors import Unavailable
 from muxcluster.offline.predictor import UseOverTime
 
@@ -17,7 +16,7 @@ _HEADINGS = ("model", "lines", "prompt tokens", "cached", "output tokens", "dens
 def forecast_lines(found: ApiObject) -> Iterator[str]:
     """Describe the whole job, then each model, then what is wrong with other lines."""
     prompt, cached, output = (found[f"{kind}_tokens"] for kind in ("prompt", "cached", "output"))
-    share = percent_text(cached / prompt) if prompt else "none"
+    share = f"{cached / prompt:.0%}" if prompt else "none"
     yield (
         f"{found['num_lines']} lines, {duration_text(found['duration_s'])} if nothing else runs: "
         f"{prompt} prompt tokens, {share} of them from the prefix cache, {output} output tokens"
@@ -49,7 +48,7 @@ def _row(model: Mapping[str, Any]) -> tuple[str, ...]:
         model["model"],
         str(model["num_lines"]),
         str(prompt),
-        percent_text(model["cached_tokens"] / prompt) if prompt else "",
+        f"{model['cached_tokens'] / prompt:.0%}" if prompt else "",
         str(model["output_tokens"]),
         f"{model['density']:.2f}",
         model["order"],
