@@ -23,7 +23,8 @@ def wait_for(server: BatchServer, batch_id: str, console: Console) -> ApiObject:
 
     Raises ConfigError if there is no such batch, Unavailable if the server stays away.
     """
-    with Progress(*_COLUMNS, console=console, transient=True) as bar:
+    is_hidden = not console.is_terminal  # of which an empty line would be left
+    with Progress(*_COLUMNS, console=console, transient=True, disable=is_hidden) as bar:
         shown = bar.add_task("waiting", total=None, left="")
         for batch in followed(server, batch_id):
             if isinstance(batch, Unavailable):

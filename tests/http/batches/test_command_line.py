@@ -303,8 +303,8 @@ def test_waiting_for_a_batch_of_an_earlier_command(capsys, server, tmp_path, say
     says("hello")
     batch_id = call(capsys, "batch", "submit", _job(tmp_path, 5))[1].strip()
     output = tmp_path / "out.jsonl"
-    code, out, _ = call(capsys, "batch", "wait", batch_id, "-o", str(output))
-    assert code == 0
+    code, out, err = call(capsys, "batch", "wait", batch_id, "-o", str(output))
+    assert (code, err) == (0, "")
     assert out == f"{batch_id}: completed, 5 of 5 lines\n5 answers in {output}\n"
     assert _ids(output) == sorted(f"r{i}" for i in range(5))
     refusal(capsys, "batch", "wait", "batch_none")
