@@ -12,7 +12,6 @@ from muxcluster.batch.plan.asked import Served
 from muxcluster.batch.plan.fed_plan import FedPlan
 from muxcluster.batch.plan.forecast import AskedForecast, forecast
 from muxcluster.batch.plan.piece import Learnt, Piece, PlannedPiece, PromptTable, plan_piece
-from muxcluster.batch.plan.process import PlanningProcess
 from muxcluster.batch.service.planning import JobFile, LivePlan
 from muxcluster.batch.store.job import Batch
 from muxcluster.batch.store.pending import Pending, PendingLines
@@ -21,6 +20,7 @@ from muxcluster.core.errors import MuxClusterError, NotReady, Overloaded, Reques
 from muxcluster.http.calls.call import Tokenised
 from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.calls.model_text import ModelTexts
+from muxcluster.offline.process.planning import PlanningProcess
 from muxcluster.sim.batch.setting import Setting
 
 logger = logging.getLogger(__name__)

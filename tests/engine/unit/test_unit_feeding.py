@@ -1,7 +1,8 @@
 """A unit that feeds parts of a batch to itself: each line's tokens, once, whatever happens."""
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from muxcluster.core.batch_part import BatchPart, LineOver, LinePlace, PartOver
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request, ServiceClass
+from muxcluster.engine.unit import unit as unit_module
 from muxcluster.engine.unit.deltas import BatchDeltas
 from muxcluster.engine.unit.unit import Unit
 from muxcluster.offline.blend.lengths import known_lengths
@@ -17,6 +19,8 @@ from muxcluster.offline.feed.parts import part_of
 from muxcluster.offline.order.orders import OfflineJob
 from muxcluster.offline.prefix.prompts import token_prompts
 from muxcluster.offline.prefix.tree import build_tree
+from muxcluster.offline.process.planning import PlanningProcess
+from muxcluster.offline.unit_feeder import PartRenewed
 from tests.engine.fakes import FakeExecutor, Sink, expected, fake_spec, request
 from tests.offline.blend_cases import MODEL
 
@@ -74,6 +78,45 @@ def test_all_lines_get_their_tokens(order: str, fate: str) -> None:
         assert unit.num_open == 0
     finally:
         unit.close()
+
+
+def test_a_long_part_is_planned_again_in_another_process(monkeypatch) -> None:
+    """The same plan as one made here; the process ends with the unit."""
+    monkeypatch.setattr(unit_module, "_FEW_LINES", 0)
+    called: list[tuple[PartRenewed, PartRenewed]] = []
+    pids = set()
+
+    def call(self: PlanningProcess, work: Callable[[], PartRenewed]) -> PartRenewed:
+        found = process_call(self, work)
+        called.append((work(), found))
+        pids.add(self.pid)
+        return found
+
+    process_call = PlanningProcess.call
+    monkeypatch.setattr(PlanningProcess, "call", call)
+    sink, prompts = Sink(), _prompts()
+    unit = Unit(fake_spec(num_columns=24), sink, executor=FakeExecutor(["done"]))
+    unit.start()
+    try:
+        unit.feed(_part("blend"))
+        for line in _lines(prompts):
+            unit.submit(line)
+        sink.wait_for_ends(COUNT, 60.0)
+        for number, prompt in enumerate(prompts):
+            assert sink.tokens[f"line {number}"] == expected(prompt, OUTPUT)
+    finally:
+        unit.close()
+    assert called
+    for here, there in called:
+        assert here.part_id == there.part_id == "p"
+        assert here.renewed.line is not None
+        assert there.renewed.line is not None
+        np.testing.assert_array_equal(here.renewed.outputs.mean, there.renewed.outputs.mean)
+        np.testing.assert_array_equal(here.renewed.line.places, there.renewed.line.places)
+    (pid,) = pids
+    assert pid is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_lines_that_wait_end_with_abort_and_are_no_stall() -> None:
