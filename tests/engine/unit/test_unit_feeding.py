@@ -27,18 +27,18 @@ from tests.offline.blend_cases import MODEL
 COUNT, OUTPUT, SHARED = 24, 6, 32
 
 
-def _prompts() -> list[list[int]]:
+def _prompts(count: int = COUNT) -> list[list[int]]:
     """Two families."""
     rng = np.random.default_rng(0)
     heads = rng.integers(1, 90, (2, SHARED))
-    return [[*heads[i % 2].tolist(), *rng.integers(1, 90, 5).tolist()] for i in range(COUNT)]
+    return [[*heads[i % 2].tolist(), *rng.integers(1, 90, 5).tolist()] for i in range(count)]
 
 
-def _part(order: str) -> BatchPart:
-    prompts = token_prompts([np.array(each, dtype=np.int32) for each in _prompts()])
-    outputs = known_lengths(np.full(COUNT, float(OUTPUT)))
+def _part(order: str, count: int = COUNT) -> BatchPart:
+    prompts = token_prompts([np.array(each, dtype=np.int32) for each in _prompts(count)])
+    outputs = known_lengths(np.full(count, float(OUTPUT)))
     job = OfflineJob(build_tree(prompts, 16, own_tokens=1), outputs, MODEL, 1e9)
-    return part_of("p", "wide", job, order, np.full(COUNT, np.nan))
+    return part_of("p", "wide", job, order, np.full(count, np.nan))
 
 
 def _lines(prompts: Sequence[Sequence[int]]) -> list[Request]:
@@ -94,14 +94,21 @@ def test_a_long_part_is_planned_again_in_another_process(monkeypatch) -> None:
 
     process_call = PlanningProcess.call
     monkeypatch.setattr(PlanningProcess, "call", call)
-    sink, prompts = Sink(), _prompts()
+    count = 10 * COUNT
+    sink, prompts = Sink(), _prompts(count)
     unit = Unit(fake_spec(num_columns=24), sink, executor=FakeExecutor(["done"]))
     unit.start()
     try:
-        unit.feed(_part("blend"))
-        for line in _lines(prompts):
+        unit.feed(_part("blend", count))
+        lines = _lines(prompts)
+        for line in lines[:-COUNT]:
             unit.submit(line)
-        sink.wait_for_ends(COUNT, 60.0)
+        until_s = time.monotonic() + 60.0
+        while not called and time.monotonic() < until_s:
+            time.sleep(0.01)
+        for line in lines[-COUNT:]:
+            unit.submit(line)
+        sink.wait_for_ends(count, 60.0)
         for number, prompt in enumerate(prompts):
             assert sink.tokens[f"line {number}"] == expected(prompt, OUTPUT)
     finally:
