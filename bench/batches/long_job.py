@@ -20,6 +20,7 @@ from muxcluster.batch.plan.setting import settings_of
 from muxcluster.batch.service.interface import BatchRequest
 from muxcluster.batch.service.local import LocalBatchService
 from muxcluster.batch.service.settings import BatchSettings
+from muxcluster.batch.service.short_collections import keep_collections_short
 from muxcluster.config.load import Config
 from muxcluster.config.units import served_models
 from muxcluster.core.batch_part import BatchPart, LinePlace
@@ -133,12 +134,14 @@ async def run_long_job(config: Config, job: Path, folder: Path, patience_s: floa
     )
     probe = _Probe()
     watching = asyncio.create_task(probe.run())
+    collecting = asyncio.create_task(keep_collections_short(lambda: service.is_running))
     try:
         await service.start()
         async with asyncio.timeout(patience_s):
             return await _measured(service, job, unit, probe)
     finally:
         watching.cancel()
+        collecting.cancel()
         await service.close()
         await asyncio.to_thread(planner.close)
 

@@ -76,6 +76,11 @@ class LocalBatchService:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(self._store.close)
 
+    @property
+    def is_running(self) -> bool:
+        """True while a batch is open."""
+        return bool(self._runs)
+
     async def _expire(self) -> None:
         """Delete expired files again and again, until cancelled."""
         while True:
