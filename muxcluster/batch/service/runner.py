@@ -25,7 +25,7 @@ from muxcluster.batch.store.store import BatchStore
 _CLOSING_LINES = 1000  # lines that did not run, recorded at a time
 # Lines that are read at a time: those that were read go on in one turn of the event loop, which
 # thousands of them would hold up for a second (bench/batch.py, claim event_loop_blocked_s).
-_MOST_READS = 32
+_MOST_READS = 8
 # a plan is asked again after so long: other requests take and free memory too
 _ASK_AGAIN_S = 0.5
 

@@ -13,10 +13,12 @@ async def keep_collections_short(is_busy: Callable[[], bool]) -> None:
     A full collection visits every object: with the modules of a server and ten thousand open lines
     it stops the event loop for more than half a second (bench/batch.py, claim
     event_loop_blocked_s). Reference counts free all but cycles as before; cycles that became
-    garbage meanwhile are collected when `is_busy`, which tells whether batches run, is False again.
+    garbage meanwhile are collected, in one long collection, when `is_busy`, which tells whether
+    batches run, is False again.
     """
-    was_busy = True  # so that the modules of the process are collected once, and then left alone
+    was_busy = False
     try:
+        gc.freeze()  # the process's modules
         while True:
             is_now = is_busy()
             if was_busy and not is_now:
