@@ -12,10 +12,10 @@ on Ray beside the first ones, which are idle: a job through HTTP, from its uploa
 result, takes turns with `batch run`'s; and streams through HTTP alone take turns with the same
 streams beside a job. The error of the estimate: of the time
 that is left, when half of the lines have ended; `estimates` has all later moments, as a share of
-the whole run. Then `muxcluster batch run` is killed five times at random. At last a job of 1,000,000
-requests is handed to a batch service whose unit answers at once: how long until it is checked, from
-then on to its first token, and the longest time for which the event loop stands still until its
-second piece is planned. --quick: 240 requests, two runs, two kills, 4,000 requests for that.
+the whole run. Then `muxcluster batch run` is killed five times at random. At last a job of
+1,000,000 requests is handed to a batch service whose unit answers at once: how long until it is
+checked, from then on to its first token, and the longest time for which the event loop stands still
+until its second piece is planned. --quick: 240 requests, two runs, two kills, 4,000 requests for that.
 """
 
 import asyncio
