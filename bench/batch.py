@@ -15,7 +15,8 @@ that is left, when half of the lines have ended; `estimates` has all later momen
 the whole run. Then `muxcluster batch run` is killed five times at random. At last a job of
 1,000,000 requests is handed to a batch service whose unit answers at once: how long until it is
 checked, from then on to its first token, and the longest time for which the event loop stands still
-until its second piece is planned. --quick: 240 requests, two runs, two kills, 4,000 requests for that.
+until its second piece is planned. --quick: 240 requests, two runs, two kills, 4,000 requests for
+that.
 """
 
 import asyncio
