@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from muxcluster.core.backends import ModelBackend, as_loaded
 from muxcluster.core.batch_part import BatchPart, PartMessage
-from muxcluster.core.clock import Clock, MonotonicClock
 from muxcluster.core.errors import InvalidValue, NotReady
 from muxcluster.core.events import Finished, FinishReason, StepOutput, TokenDelta
-from muxcluster.core.request import PinnedPrefix, Request, Unpin
+from muxcluster.core.request import Request
 from muxcluster.core.served import SharingStats, UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Executor, JobDone, Outcome, OwnerLost, StillRunning
+from muxcluster.engine.unit.clock import Clock, MonotonicClock
 from muxcluster.engine.unit.deltas import BatchDeltas, deltas_of
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.engine.unit.inbox import Inbox, Message
@@ -23,7 +23,6 @@ from muxcluster.engine.unit.job_log import JobLog
 from muxcluster.engine.unit.warm_up import warm_up
 from muxcluster.offline.process.planning import PlanningProcess
 from muxcluster.offline.unit_feeder import FedPart, PartRenewal, UnitFeeder
-from muxcluster.scheduling.memory.batch_memory import BatchSpace
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.scheduling.steptime.seed import MeasuredSeed
@@ -163,17 +162,6 @@ class Unit:
             if isinstance(message, BatchPart) and len(message) > _FEW_LINES:
                 # lines wait for the plan that follows their sample: its process starts meanwhile
                 self._planner.submit(self._plans.open)
-
-    def pin(self, message: PinnedPrefix | Unpin) -> None:
-        """Pin a planned batch's prefix, from any thread; ignored if the unit takes no requests."""
-        with self._lock:
-            if self._refusal is None:
-                self._post(message)
-
-    def batch_space(self, model: str | None) -> BatchSpace:
-        """Return the memory that a model's batch requests, or all, find now, from any thread."""
-        with self._lock:
-            return self._scheduler.batch_memory.space(model)
 
     def stats(self) -> UnitStats:
         """Return the unit's state and the jobs that ended since the last call; from any thread."""

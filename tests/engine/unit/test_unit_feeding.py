@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from muxcluster.core.batch_part import BatchPart, LineOver, LinePlace, PartOver
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
@@ -21,6 +22,7 @@ from muxcluster.offline.prefix.prompts import token_prompts
 from muxcluster.offline.prefix.tree import build_tree
 from muxcluster.offline.process.planning import PlanningProcess
 from muxcluster.offline.unit_feeder import PartRenewed
+from tests.blocks import block_tokens, scaled
 from tests.engine.fakes import FakeExecutor, Sink, expected, fake_spec, request
 from tests.offline.blend_cases import MODEL
 
@@ -35,10 +37,14 @@ def _prompts(count: int = COUNT) -> list[list[int]]:
 
 
 def _part(order: str, count: int = COUNT) -> BatchPart:
-    prompts = token_prompts([np.array(each, dtype=np.int32) for each in _prompts(count)])
-    outputs = known_lengths(np.full(count, float(OUTPUT)))
-    job = OfflineJob(build_tree(prompts, 16, own_tokens=1), outputs, MODEL, 1e9)
-    return part_of("p", "wide", job, order, np.full(count, np.nan))
+    return _part_of(order, _prompts(count), np.full(count, np.nan))
+
+
+def _part_of(order: str, lines: Sequence[Sequence[int]], known: NDArray[np.float64]) -> BatchPart:
+    prompts = token_prompts([np.array(each, dtype=np.int32) for each in lines])
+    outputs = known_lengths(np.full(len(lines), float(OUTPUT)))
+    tree = build_tree(prompts, block_tokens(16), own_tokens=1)
+    return part_of("p", "wide", OfflineJob(tree, outputs, MODEL, 1e9), order, known)
 
 
 def _lines(prompts: Sequence[Sequence[int]]) -> list[Request]:
@@ -124,6 +130,39 @@ def test_a_long_part_is_planned_again_in_another_process(monkeypatch) -> None:
     assert pid is not None
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("is_needed", [True, False], ids=["needed", "given up"])
+def test_a_prefix_stays_while_a_line_of_the_part_needs_it(is_needed: bool) -> None:
+    sink, shared = Sink(), list(range(100, 100 + scaled(64, 16)))  # four of the pool's ten columns
+    first, last = _lines([[*shared, 1], [*shared, 2]])
+    unit = Unit(fake_spec(num_columns=10), sink, executor=FakeExecutor())
+    unit.start()
+    try:
+        prompts = [each.prompt_tokens.tolist() for each in (first, last)]
+        unit.feed(_part_of("batchllm", prompts, np.full(2, float(OUTPUT))))
+        unit.submit(first)
+        sink.wait_for_ends(1)
+        if not is_needed:
+            unit.feed(PartOver("p"))
+        others = [
+            replace(
+                request(f"other {token}", "wide", [token] * scaled(60, 16), OUTPUT),
+                service_class=ServiceClass.BATCH,
+            )
+            for token in range(200, 206)
+        ]
+        for other in others:
+            unit.submit(other)
+        sink.wait_for_ends(1 + len(others))
+        unit.submit(last)
+        sink.wait_for_ends(2 + len(others))
+        for each in (first, *others, last):
+            assert sink.tokens[each.request_id] == expected(each.prompt_tokens.tolist(), OUTPUT)
+        hits = {model.name: model.prefix_hits for model in unit.stats().models}
+        assert hits["wide"] == (len(shared) if is_needed else 0)
+    finally:
+        unit.close()
 
 
 def test_lines_that_wait_end_with_abort_and_are_no_stall() -> None:
