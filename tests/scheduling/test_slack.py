@@ -1,9 +1,12 @@
-"""What first tokens that are waited for, and tokens that were late, do to jobs with batch rows."""
+"""What targets of requests that wait, and tokens that were late, leave for batch rows in a job."""
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from muxcluster.core.request import ServiceClass, Slo
+from muxcluster.scheduling.packing.arrivals import longest_wait
 from muxcluster.scheduling.state.running import RunningTable
 from tests.scheduling.rig import Rig, model_spec, request, unit_spec
 
@@ -26,36 +29,41 @@ def two_models() -> Rig:
     return rig
 
 
+def wait(rig: Rig, seconds: float) -> None:
+    """Who decodes gets a token just then."""
+    rig.now += seconds
+    for model in rig.scheduler._models.values():
+        decoding = model.running.idle_decoding()
+        model.running.set_deadlines(decoding, rig.now)
+
+
+# A step takes 20 ms and 1 ms a row, so the prompt needs some 31 ms after it.
 @pytest.mark.parametrize(
     ("waited_s", "num_rows"),
-    [(0.0, 4), (0.4, 4), (0.6, 1), (1.9, 1), (2.5, 4)],
+    [(0.0, 4), (1.5, 4), (1.94, 1), (1.99, 1), (2.5, 4)],
 )
-def test_a_first_token_of_another_model_is_not_kept_waiting_for_long(
+def test_a_first_token_of_another_model_that_is_due_has_a_job_without_batch_rows_before_it(
     waited_s: float, num_rows: int
 ) -> None:
-    """From a quarter of its target on, until it is late and binds nobody."""
+    """Until it is late and binds nobody."""
     rig = two_models()
     rig.add(request("a/new", "a", 10, 5))
-    # All that run have got their tokens just now.
-    table = rig.scheduler._models["b"].running
-    rig.now += waited_s
-    table.set_deadlines(table.idle(), rig.now)
+    wait(rig, waited_s)
     (job,) = rig.launch()
     assert job.model == "b"
     assert len(job.rows) == num_rows
 
 
-@pytest.mark.parametrize(("waited_s", "has_batch"), [(0.0, True), (0.6, False)])
-def test_a_prompt_that_has_waited_long_has_a_job_without_batch_rows(
+@pytest.mark.parametrize(("waited_s", "has_batch"), [(0.0, True), (1.5, True), (1.97, False)])
+def test_a_prompt_that_is_due_has_a_job_without_batch_rows(
     waited_s: float, has_batch: bool
 ) -> None:
     rig = two_models()
     rig.step()
     rig.add(request("a/new", "a", 10, 5))
-    rig.now += waited_s
-    table = rig.scheduler._models["a"].running
-    table.set_deadlines(table.idle(), rig.now)
+    wait(rig, waited_s)
     (job,) = rig.launch()
+    table = rig.scheduler._models["a"].running
     assert job.model == "a"
     assert "a/new" in rig.names_in(job)
     assert bool(table.is_batch[job.rows.table_rows].any()) is has_batch
@@ -74,3 +82,20 @@ def test_a_late_token_makes_the_next_one_due_earlier() -> None:
     assert table.leeway_s(rows[:2]).tolist() == pytest.approx([1.1, 0.5])
     table.set_deadlines(rows[1:2], 99.0)
     assert table.deadline_s[1] == pytest.approx(99.5)
+
+
+@given(st.lists(st.floats(-1.0, 5.0), max_size=64), st.floats(0.0, 1.0))
+def test_one_in_a_hundred_that_come_amid_the_longest_job_is_late(
+    slacks_s: list[float], least_s: float
+) -> None:
+    found_s = longest_wait(np.array(slacks_s, dtype=np.float64), least_s)
+    counted = [slack for slack in slacks_s if slack > least_s]
+    if not counted:
+        assert found_s == np.inf
+        return
+
+    def late(job_s: float) -> float:
+        return float(np.mean([max(0.0, 1.0 - slack / job_s) for slack in counted]))
+
+    assert late(found_s) == pytest.approx(0.01, abs=1e-6)
+    assert late(1.01 * found_s) > 0.01

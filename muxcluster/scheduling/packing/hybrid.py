@@ -1,9 +1,9 @@
 """Hybrid packing: interactive rows by urgency, batch rows in the time and memory they leave.
 
 BROS Alg. 1 with three changes. The size of a job is not grown by trial but follows from predicted
-step times: batch rows are added while the job meets every target that can still be met. However
-far the targets are, they lengthen a job by `batch_stretch` times at most (slack.py). And memory is
-no swap of whole sequences: see lending.py.
+step times: batch rows are added while the job meets every target that can still be met, those of
+requests that may come while it runs included (slack.py). And memory is no swap of whole sequences:
+see lending.py.
 """
 
 import math
@@ -44,7 +44,7 @@ class HybridPacking:
         self._memory = memory
         self._limits = limits
         self._times = times
-        self._slack = Slack(memory.models, times, limits.batch_stretch)
+        self._slack = Slack(memory, times)
         self._ageing = Ageing(limits.ageing_s)
         self._prompts = Prompts(memory, limits)
         self._returns = RestoredRows(memory, limits, times, self._slack, self._ageing)
@@ -89,14 +89,15 @@ class HybridPacking:
         draft.save(self._memory, turn.job_id)
         if not model.has_batch_work or (phase is Phase.PREFILL and lacks_batch_prompts(model)):
             return
-        limit_s = draft.seconds if self._is_waited_for(model, phase) else self._limit_s(draft, turn)
+        is_waited_for = self._is_waited_for(model, phase)
+        limit_s = draft.seconds if is_waited_for else self._limit_s(draft, turn, phase)
         if phase is not Phase.PREFILL and model.running.num_batch:
             self._batch_decodes(draft, turn, limit_s)
         if phase is not Phase.DECODE:
             self._batch_prompts(draft, turn, limit_s, is_done=is_done)
 
-    def _limit_s(self, draft: Draft, turn: Turn) -> float:
-        return self._slack.for_batch(draft, turn)
+    def _limit_s(self, draft: Draft, turn: Turn, phase: Phase) -> float:
+        return self._slack.for_batch(draft, turn, phase)
 
     def _room(self, draft: Draft) -> int:
         return self._limits.max_decode_rows - len(draft)
