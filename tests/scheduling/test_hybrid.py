@@ -71,7 +71,7 @@ def test_batch_work_lengthens_a_step_up_to_its_target_and_no_further(tpot_s: flo
     rig.add(*[request(f"b{i}", num_prompt=50, service_class=BATCH) for i in range(30)])
     gaps = gaps_of(rig, "urgent")
     assert np.mean(gaps) <= tpot_s
-    assert np.median(gaps) > 0.7 * tpot_s
+    assert np.mean(gaps) > 0.5 * tpot_s
 
 
 def test_a_request_without_targets_is_slowed_by_half_at_most() -> None:

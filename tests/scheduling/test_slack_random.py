@@ -129,7 +129,7 @@ def loads(draw: st.DrawFn) -> Load:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(loads())
 def test_who_would_be_in_time_alone_is_in_time_beside_batch_work(load: Load) -> None:
     alone, beside = served(load, has_batch=False), served(load, has_batch=True)
@@ -140,7 +140,7 @@ def test_who_would_be_in_time_alone_is_in_time_beside_batch_work(load: Load) -> 
     assert beside.batch_tokens > 0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(loads(), st.booleans())
 def test_batch_work_alone_runs_at_full_speed(load: Load, has_been_interactive: bool) -> None:
     """A minute after the last interactive request, too, in jobs of the whole budget."""
@@ -152,12 +152,15 @@ def test_batch_work_alone_runs_at_full_speed(load: Load, has_been_interactive: b
     rig.add(*batch_requests(load.num_models, 30))
     first = len(rig.jobs)
     rig.run()
+    # 40 tokens each, after the prompts of a model have come in, 3 a job, one model after the other
+    most_jobs = load.num_models * (40 + 30 // load.num_models // 3 + 1)
     tokens = [int(job.rows.counts.sum()) for job in rig.jobs[first:]]
-    assert max(tokens) == 200
-    assert sum(tokens) / len(tokens) > 60
+    # prompts come whole, and from the second one on with 64 tokens at least
+    assert max(tokens) > 200 - 64
+    assert len(tokens) <= most_jobs
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(loads())
 def test_batch_work_goes_on_where_no_interactive_request_waits(load: Load) -> None:
     """Though some came just now and others may."""

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import log
+from math import ceil, log
 
 import numpy as np
 
@@ -32,7 +32,7 @@ _MIX_BOUNDS = (0.02, 20.0)  # of the factors relative to those: f0 may all but v
 # share their fixed cost, 20 jobs leave a mean error of 2.8 %; with a trust of 0.2, 5.4 %.
 _MIX_TRUST = 0.05
 _LEAST_PART = 1e-9  # of a job's seconds, what either of its parts takes at least
-_KNOWN = 8  # jobs of one phase after which mixed jobs no longer teach its line
+KNOWN = 8  # jobs of one phase after which mixed jobs no longer teach its line
 _LESSONS, _SELDOM = 64, 4  # after 64 mixed jobs only every fourth teaches the parts: it costs time
 _SURPRISE = 0.1  # a mixed job with a greater relative error always does
 
@@ -48,7 +48,7 @@ _ERRORS = 512  # of one model and phase, that statistics are over
 
 _OVERRUNS = 256  # of one model, that its margin is over
 _COVERED = 0.95  # of these jobs end within the margin
-# A model starts as if so many jobs had taken so many times what was predicted: until 76 were seen
+# A model starts as if so many jobs had taken so many times what was predicted: until some 80 were seen
 # its margin is no smaller.
 _DOUBTS, _DOUBT = 4, 1.4
 _MOST_MARGIN = 2.0  # as `Fit` clips a job that took longer: it says nothing of the next one
@@ -236,11 +236,11 @@ class JobLines:
         # Such a part is what was expected of it and all that the job took longer than expected.
         decode_s, prefill_s, fixed_s = parts
         mix, least_s = self.mixed.line, _LEAST_PART * step_s
-        if self.prefill.prior is None or self.prefill.num_jobs < _KNOWN:
+        if self.prefill.prior is None or self.prefill.num_jobs < KNOWN:
             part_s = prefill_s + step_s - mixed_s(mix, *parts)
             self.prefill.observe(work.num_tokens, work.attention, max(least_s, part_s))
             prefill_s = self.prefill.line.seconds(work.num_tokens, work.attention) or prefill_s
-        if self.decode.prior is None and self.decode.num_jobs < _KNOWN:
+        if self.decode.prior is None and self.decode.num_jobs < KNOWN:
             part_s = decode_s + step_s - mixed_s(mix, decode_s, prefill_s, fixed_s)
             self.decode.observe(work.num_rows, work.context, max(least_s, part_s))
             line = self.decode.line
@@ -413,6 +413,6 @@ class Margin:
         self._count += 1
         if self._count % _RENEWED == 0:
             seen = self._ratios[: self._count]
-            place = int(_COVERED * (len(seen) - 1))
+            place = ceil(_COVERED * (len(seen) - 1))
             found = float(np.partition(seen, place)[place])
             self.value = min(max(found, 1.0), _MOST_MARGIN)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.scheduling.steptime.learn import (
+    KNOWN,
     CopyTimes,
     ErrorWindow,
     Interference,
@@ -165,7 +166,8 @@ class StepTimes:
         predicted_s = self.copies.job_s(forward_s, num_bytes)
         if predicted_s > 0:
             self._errors[job.model, work.phase].add(predicted_s, seconds)
-            self._margins[job.model].add(predicted_s, seconds)
+            if times.lines.of(work.phase).num_jobs >= KNOWN:  # a first guess is no prediction
+                self._margins[job.model].add(predicted_s, seconds)
         if job.copies:
             read_s = self.copies.observe_job(num_bytes, forward_s, seconds)
             if not read_s:  # not readable, or the copies explain all of it
