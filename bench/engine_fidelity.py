@@ -10,7 +10,9 @@ Claims, medians over the cases of the relative error of the simulated figure:
 - throughput_median_abs_error: requests/s from the first arrival to the last token;
 - ttft_p50_median_abs_error, ttft_p95_median_abs_error: of all requests of a case.
 
-Other work on the machine disturbs one side only: run it alone.
+Other work on the machine disturbs one side only: run it alone. A case beside which others took
+more than a few hundredths of the processors is served again, and the try that was disturbed least
+counts; the record has the shares of all tries.
 """
 
 import subprocess
@@ -26,7 +28,7 @@ sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.fidelity.rows import Side, claims_of, row_of, samples_of, side_of, simulated_jobs
-from bench.fidelity.served import serve
+from bench.fidelity.served import Served, serve
 from bench.fidelity.setups import (
     SHAPES,
     Case,
@@ -47,6 +49,7 @@ from muxcluster.placement.cost import cost_for
 from muxcluster.sim.core.simulate import simulate
 from muxcluster.sim.core.timeline import JobSpan
 from muxcluster.sim.core.unit import SimModel, SimUnit
+from muxcluster.workload.arrival import Arrival
 
 SETUPS = (
     Setup(("even",), "mixed", "priority"),
@@ -63,6 +66,10 @@ QUICK_LOADS = (0.4, 1.4)
 GRIDS = (("1,4,16", "16,64,160"), ("48", "64"))
 QUICK_GRIDS = (("1,8", "16,96"),)
 _NUM_FOR_CAPACITY = 400
+# Share of all processors that others may take while a case is served; the kernel's own threads
+# take one hundredth here.
+_MOST_OTHERS = 0.03
+_MOST_TRIES = 3
 _RATE_PER_S = 10.0  # in the configuration: its plan is for any rate
 
 
@@ -112,6 +119,22 @@ def capacity_per_s(setup: Setup, unit: SimUnit, seed: int) -> float:
     return float((last - first) / (ends_s[last - 1] - ends_s[first]))
 
 
+def undisturbed(
+    spec: UnitSpec, asked: Sequence[Arrival], seed: int
+) -> tuple[Served, list[float | None]]:
+    """Serve the requests, again if other work ran beside them; the tries' shares of others.
+
+    Returns the try that was disturbed least.
+    """
+    tries: list[Served] = []
+    while len(tries) < _MOST_TRIES:
+        tries.append(serve(spec, asked, seed))
+        if (tries[-1].others or 0.0) <= _MOST_OTHERS:
+            break
+    shares = [None if each.others is None else round(each.others, 4) for each in tries]
+    return min(tries, key=lambda each: each.others or 0.0), shares
+
+
 def cases(
     folder: Path,
     setup: Setup,
@@ -128,7 +151,7 @@ def cases(
         begun_s = time.monotonic()
         expected = simulated(unit, case)
         simulated_s = time.monotonic() - begun_s
-        served = serve(spec, case.asked, seed)
+        served, others = undisturbed(spec, case.asked, seed)
         measured = side_of(served.records, served.jobs, case.begin_s)
         row = {
             "case": f"{setup.name} at {load}",
@@ -140,6 +163,7 @@ def cases(
             "requests": count,
             "simulated_in_s": round(simulated_s, 2),
             "sent_late_p99_ms": round(1e3 * served.late_s, 2),
+            "processors_others_took": others,
         }
         yield row | row_of(measured, expected), measured, expected
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.fidelity.others import ProcessorTime
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
@@ -35,6 +36,7 @@ class Served:
     records: Records
     jobs: Sequence[JobRecord]
     late_s: float  # by which the last request of a hundred was sent too late
+    others: float | None = None  # share of all processors that others took; None: unknown
 
 
 class Client:
@@ -111,7 +113,12 @@ def serve(spec: UnitSpec, asked: Sequence[Arrival], seed: int) -> Served:
     gc.collect()
     gc.freeze()
     try:
-        return client.run(unit, asked, vocabulary, seed)
+        before, begun_s = ProcessorTime.now(), time.monotonic()
+        served = client.run(unit, asked, vocabulary, seed)
+        after = ProcessorTime.now()
+        if before is None or after is None:
+            return served
+        return replace(served, others=after.others_since(before, time.monotonic() - begun_s))
     finally:
         gc.unfreeze()
         unit.close()

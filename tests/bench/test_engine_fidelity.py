@@ -1,14 +1,20 @@
 """The bench of the engine against its simulation: one specification, equal requests, its sums."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
+from bench import engine_fidelity
 from bench.engine_fidelity import SETUPS, capacity_per_s, simulated, units_of
+from bench.fidelity.others import ProcessorTime
 from bench.fidelity.rows import claims_of, row_of, samples_of, side_of, simulated_jobs
-from bench.fidelity.served import Client
+from bench.fidelity.served import Client, Served
 from bench.fidelity.setups import (
     MAX_LEN,
     Case,
@@ -22,6 +28,7 @@ from bench.fidelity.setups import (
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.served import JobRecord, UnitStats
+from muxcluster.core.unitspec import UnitSpec
 from muxcluster.placement.cost import Cell, Profile, ProfiledModel
 from muxcluster.sim.core.timeline import JobSpan
 from muxcluster.workload.metrics.records import Record, RecordLog, Records
@@ -180,3 +187,43 @@ def test_an_answer_that_is_short_stops_the_run() -> None:
     client = Client()
     with pytest.raises(RuntimeError, match="ended after"):
         client.run(FakeUnit(client, missing=1), arrivals(TWO, 500.0, 3, seed=1), 100, seed=0)
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs Linux's /proc")
+def test_time_of_a_child_is_ours_and_time_of_a_stranger_is_not() -> None:
+    def spin_s(*before_it: str) -> tuple[float, float]:
+        """Return seconds that count as ours and as others' while a process spins for half one."""
+        spin = "import time\nwhile time.process_time() < 0.5: pass"
+        before = ProcessorTime.now()
+        command = [*before_it, sys.executable, "-c", spin]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.read()  # until it has ended
+            after = ProcessorTime.now()
+        assert before is not None and after is not None
+        others_s = after.others_since(before, 1.0) * (os.cpu_count() or 1)
+        return after.ours_s - before.ours_s, others_s
+
+    ours_s, _ = spin_s()
+    assert ours_s >= 0.5
+    # its parent is gone at once, so it belongs to nobody here
+    ours_s, others_s = spin_s("sh", "-c", '"$@" & exit', "sh")
+    assert ours_s < 0.25
+    assert others_s >= 0.4
+
+
+def test_a_disturbed_case_is_served_again_and_the_least_disturbed_try_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quiet = Served(records(), (), 0.0)
+    tries = iter([0.2, 0.1, 0.3, 0.01])
+    made: list[Served] = []
+
+    def serve(*_: object) -> Served:
+        made.append(replace(quiet, others=next(tries)))
+        return made[-1]
+
+    monkeypatch.setattr(engine_fidelity, "serve", serve)
+    spec = cast(UnitSpec, None)
+    assert engine_fidelity.undisturbed(spec, (), 0) == (made[1], [0.2, 0.1, 0.3])
+    assert engine_fidelity.undisturbed(spec, (), 0) == (made[3], [0.01])
