@@ -84,12 +84,10 @@ def test_a_late_token_makes_the_next_one_due_earlier() -> None:
     assert table.deadline_s[1] == pytest.approx(99.5)
 
 
-@given(st.lists(st.floats(-1.0, 5.0), max_size=64), st.floats(0.0, 1.0))
-def test_one_in_a_hundred_that_come_amid_the_longest_job_is_late(
-    slacks_s: list[float], least_s: float
-) -> None:
-    found_s = longest_wait(np.array(slacks_s, dtype=np.float64), least_s)
-    counted = [slack for slack in slacks_s if slack > least_s]
+@given(st.lists(st.floats(-1.0, 5.0) | st.just(0.0), max_size=64))
+def test_one_in_a_hundred_that_come_amid_the_longest_job_is_late(slacks_s: list[float]) -> None:
+    found_s = longest_wait(np.array(slacks_s, dtype=np.float64))
+    counted = [slack for slack in slacks_s if slack > 0]
     if not counted:
         assert found_s == np.inf
         return

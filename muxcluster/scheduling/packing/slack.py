@@ -67,25 +67,28 @@ class Slack:
         until the next token is due, but the credit of early rows is not used. Due are tokens of
         rows in the job and of those that wait for it, first tokens of prompts in the job, of
         prompts that wait, and of requests that come while it runs. What is due must be met by a job
-        that overruns its prediction as most do (`StepTimes.margin`), beside as many others as now.
+        that overruns its prediction as most do (`StepTimes.margins`), beside as many others as now.
         """
         alone_s, name = draft.seconds, draft.model.name
-        margin = self._times.margin(name) * self._times.beside(name, phase, turn.num_beside)
-        in_job_s = self._prompts_due(draft, turn, margin)
+        margins, factor = (
+            self._times.margins(name),
+            self._times.beside(name, phase, turn.num_beside),
+        )
+        token, first_token = margins.token * factor, margins.first_token * factor
+        in_job_s = self._until_prompts(draft, turn, first_token)
         if draft.num_decodes:
-            in_job_s = min(in_job_s, _rows_due(draft.model, turn.now, alone_s))
-        due_s = min(in_job_s, self._others_due(draft, turn, phase, margin))
-        limit_s = due_s / margin
+            in_job_s = min(in_job_s, _rows_due(draft.model, turn.now, alone_s) / token)
+        limit_s = min(in_job_s, self._until_others(draft, turn, phase, (token, first_token)))
         if draft.num_interactive and in_job_s == math.inf:
             limit_s = min(limit_s, alone_s * (1.0 + _UNBOUND))
         return max(alone_s, limit_s)
 
-    def _prompts_due(self, draft: Draft, turn: Turn, margin: float) -> float:
-        """Return the seconds until first tokens of prompts in the job are due.
+    def _until_prompts(self, draft: Draft, turn: Turn, margin: float) -> float:
+        """Return how long the job may take with its prompts' first tokens in time.
 
-        Less what the rest of each prompt takes in later jobs.
+        What the rest of a prompt takes in later jobs is left for these.
         """
-        table, due_s = draft.model.running, math.inf
+        table, least_s = draft.model.running, math.inf
         for row, count in draft.prompts:
             live = table.at(row)
             if not _may_be_in_time(live, turn.now):
@@ -93,35 +96,38 @@ class Slack:
             start = int(table.num_computed[row]) + count
             rest = JobWork().with_prompt(start, int(table.num_tokens[row]) - start)
             rest_s = self._times.of(draft.model.name, turn.share).job_s(rest)
-            due_s = min(due_s, live.deadline_s - turn.now - margin * rest_s)
-        return due_s
+            least_s = min(least_s, (live.deadline_s - turn.now) / margin - rest_s)
+        return least_s
 
-    def _others_due(self, draft: Draft, turn: Turn, phase: Phase, margin: float) -> float:
-        """Return the seconds until a job must end for those who wait for it, or will come.
+    def _until_others(
+        self, draft: Draft, turn: Turn, phase: Phase, margins: tuple[float, float]
+    ) -> float:
+        """Return how long a job may take with those in time who wait for it, or will come.
 
         On a part of the SMs only a prefill keeps others waiting: there is one at a time.
+        margins: of tokens and of first tokens.
         """
-        is_whole = turn.share >= _WHOLE
+        is_whole, (token, first_token) = turn.share >= _WHOLE, margins
         if not is_whole and phase is not Phase.PREFILL:
             return math.inf
         steps = self._steps(draft, turn) if is_whole else []
         # Who runs first is not known here: each may have to wait for all others.
         step_s = {step.model.name: step.seconds for step in steps}
-        between_s, due_s = sum(step_s.values()), math.inf
+        between_s, least_s = sum(step_s.values()), math.inf
         for model in self._models:
             mine_s = step_s.get(model.name, 0.0)
             if mine_s:
-                found_s = _rows_due(model, turn.now, draft.seconds + between_s)
-                due_s = min(due_s, found_s - margin * between_s)
+                found_s = _rows_due(model, turn.now, draft.seconds + between_s) / token
+                least_s = min(least_s, found_s - between_s)
             rows_s = draft.seconds_of_decodes if model is draft.model else mine_s
-            found_s = self._arrivals.due_s(model, draft, turn, rows_s, margin)
+            found_s = self._arrivals.wait_s(model, draft, turn, rows_s, first_token)
             if model is not draft.model or phase is Phase.DECODE:
-                found_s = min(found_s, self._waiting_due(model, turn, margin))
-            due_s = min(due_s, found_s - margin * (between_s - mine_s))
-        return due_s
+                found_s = min(found_s, self._until_waiting(model, turn, first_token))
+            least_s = min(least_s, found_s - (between_s - mine_s))
+        return least_s
 
-    def _waiting_due(self, model: ModelState, turn: Turn, margin: float) -> float:
-        """Return the seconds until the next prompts of `model` must begin to be in time."""
+    def _until_waiting(self, model: ModelState, turn: Turn, margin: float) -> float:
+        """Return how long the next prompts of `model` may wait and be in time."""
         due_s, tokens = math.inf, JobWork()
         for live, start in self._first_prompts(model):
             if _may_be_in_time(live, turn.now):
@@ -131,7 +137,7 @@ class Slack:
             return due_s
         rows = self._decoding(model)
         work = rows._replace(num_tokens=tokens.num_tokens, attention=tokens.attention)
-        return due_s - margin * self._times.of(model.name, turn.share).job_s(work)
+        return due_s / margin - self._times.of(model.name, turn.share).job_s(work)
 
     def _first_prompts(self, model: ModelState) -> list[tuple[LiveRequest, int]]:
         """Return the interactive prompts that wait for nothing but a job.

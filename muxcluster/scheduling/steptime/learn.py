@@ -46,13 +46,15 @@ _HIDDEN_PART = 0.25  # copies below this part of the forward leave the forward's
 
 _ERRORS = 512  # of one model and phase, that statistics are over
 
-_OVERRUNS = 256  # of one model, that its margin is over
-_COVERED = 0.95  # of these jobs end within the margin
-# A model starts as if so many jobs had taken so many times what was predicted: until some 80 were seen
-# its margin is no smaller.
+_OVERRUNS = 256  # of one model, that its margins are over
+# Of these jobs, as many end within the margin of a token and within that of a first token: targets
+# of the first are of the mean over many tokens, of the second of one job.
+_WITHIN, _FIRST_WITHIN = 0.95, 0.99
+# A model starts as if so many jobs had taken so many times what was predicted: until they are
+# forgotten the margin of a first token is no smaller, until some 80 jobs were seen the other.
 _DOUBTS, _DOUBT = 4, 1.4
 _MOST_MARGIN = 2.0  # as `Fit` clips a job that took longer: it says nothing of the next one
-_RENEWED = 8  # jobs after which a margin is found again
+_RENEWED = 8  # jobs after which margins are found again
 
 
 class PhaseLines:
@@ -393,26 +395,32 @@ class ErrorWindow:
         return PredictionError(self._count, float(off.mean()), p90, float(errors.mean()))
 
 
-class Margin:
-    """What predictions of one model's jobs are multiplied by to be kept by 95 of 100 jobs.
+class Margins:
+    """By what factors jobs of one model overrun their predictions.
 
-    Learnt from the last 256 jobs of any phase: the 95th percentile of measured over predicted
-    seconds, from 1 to 2. Job times are not symmetric, so their mean error would not tell.
+    Learnt from the last 256 jobs of any phase: percentiles of measured over predicted seconds, from
+    1 to 2. Job times are not symmetric, so their mean error would not tell.
     """
 
-    __slots__ = ("_count", "_ratios", "value")
+    __slots__ = ("_count", "_ratios", "first_token", "token")
 
     def __init__(self) -> None:
         self._ratios = np.full(_OVERRUNS, _DOUBT)
         self._count = _DOUBTS
-        self.value = _DOUBT
+        self.token = _DOUBT  # 95 of 100 jobs end within it
+        self.first_token = _DOUBT  # 99 of 100
 
     def add(self, predicted_s: float, actual_s: float) -> None:
         """Note a prediction, above 0, and what the job took."""
         self._ratios[self._count % _OVERRUNS] = actual_s / predicted_s
         self._count += 1
         if self._count % _RENEWED == 0:
-            seen = self._ratios[: self._count]
-            place = ceil(_COVERED * (len(seen) - 1))
-            found = float(np.partition(seen, place)[place])
-            self.value = min(max(found, 1.0), _MOST_MARGIN)
+            self.token, self.first_token = (
+                self._percentile(_WITHIN),
+                self._percentile(_FIRST_WITHIN),
+            )
+
+    def _percentile(self, part: float) -> float:
+        seen = self._ratios[: self._count]
+        place = ceil(part * (len(seen) - 1))
+        return min(max(float(np.partition(seen, place)[place]), 1.0), _MOST_MARGIN)

@@ -14,7 +14,7 @@ from muxcluster.scheduling.steptime.learn import (
     ErrorWindow,
     Interference,
     JobLines,
-    Margin,
+    Margins,
     ModelLines,
     PredictionError,
 )
@@ -129,7 +129,7 @@ class StepTimes:
         self._times: dict[tuple[str, float], JobTimes] = {}
         self._interference: dict[tuple[str, Phase], Interference] = defaultdict(Interference)
         self._errors: dict[tuple[str, Phase], ErrorWindow] = defaultdict(ErrorWindow)
-        self._margins: dict[str, Margin] = defaultdict(Margin)
+        self._margins: dict[str, Margins] = defaultdict(Margins)
         self.num_observed = 0  # jobs that were learnt from
 
     def of(self, model: str, share: float) -> JobTimes:
@@ -145,9 +145,9 @@ class StepTimes:
         """Return by what factor a job takes longer beside so many others than alone."""
         return self._interference[model, phase].factor(num_beside)
 
-    def margin(self, model: str) -> float:
-        """Return by what factor the model's jobs may overrun their predictions; see `Margin`."""
-        return self._margins[model].value
+    def margins(self, model: str) -> Margins:
+        """Return by what factors the model's jobs overrun their predictions; kept up to date."""
+        return self._margins[model]
 
     def observe(self, job: Job, seconds: float, num_beside: int = 0) -> None:
         """Learn that `job` ended after `seconds` for all its steps, beside `num_beside` others.
