@@ -134,16 +134,20 @@ class HybridPacking:
         room = self._room(draft)
         idle = table.idle_decoding()
         rows = draft.fitting(table.by_seniority(idle[table.is_batch[idle]])[:room])
-        least = int(self._ageing.is_overdue(model, turn.now))
-        rows = rows[: max(least, draft.rows_within(limit_s, rows))]
-        rows, grown = memory.grow_free(model, rows)
-        if len(rows) == 0 and len(draft) == 0 and len(idle) and memory.is_stuck:
+        least = int(self._ageing.is_overdue(model, turn.now) or self._is_alone(draft))
+        chosen = rows[: max(least, draft.rows_within(limit_s, rows))]
+        rows, grown = memory.grow_free(model, chosen)
+        if len(rows) == 0 and len(draft) == 0 and len(chosen) and memory.is_stuck:
             rows = draft.fitting(table.by_seniority(idle)[: max(1, room)])
             rows, grown, saves = memory.grow_by_force(model, rows, turn.job_id, turn.now)
             draft.copy(saves)
         draft.decode(rows, grown, is_batch=True)
         if table.num_lent:
             self._returns.batch(draft, turn, limit_s, room - len(rows), is_prefilling=False)
+
+    def _is_alone(self, draft: Draft) -> bool:
+        """Return True where batch work has the unit to itself: it gets on, whoever may come."""
+        return len(draft) == 0 and not self._memory.has_interactive
 
     def _urgent_prompts(self, draft: Draft, turn: Turn) -> bool:
         """Return False where an interactive prompt waits for room in the job, or for memory."""
@@ -175,14 +179,15 @@ class HybridPacking:
         prefilling = table.idle_prefilling()
         if len(prefilling):
             begun = prefilling[table.is_batch[prefilling]][: self._room(draft)]
-            if not self._prompts.chunks(draft, begun, limit_s):
+            if not self._prompts.chunks(draft, begun, limit_s, int(self._is_alone(draft))):
                 return
         if not (is_done or is_overdue):
             return
         if has_lent_prompts(model):
             self._returns.batch(draft, turn, limit_s, self._room(draft), is_prefilling=True)
         if lets_batch_in(model):
-            self._prompts.admit(draft, ServiceClass.BATCH, limit_s, most=self._room(draft))
+            least, most = int(self._is_alone(draft)), self._room(draft)
+            self._prompts.admit(draft, ServiceClass.BATCH, limit_s, most=most, least=least)
 
 
 def _is_late(model: ModelState, prefilling: TableRows, now: float) -> bool:
