@@ -11,6 +11,7 @@ from muxcluster.scheduling.steptime.model import StepTimes
 
 _LATE = 0.01  # of requests that come at a random moment of the job: targets are met by 99 %
 _WORTH = 2.0  # jobs of one token that a job with batch rows may last, if targets are that tight
+_LONGEST_S = 3600.0  # a later target bounds no job
 _RENEWED = 8  # jobs learnt from after which a bound is found again
 
 
@@ -41,6 +42,7 @@ def _slacks(
     0 for those that no job, which takes `least_s`, leaves in time: they bind nobody. For others no
     less than two such jobs, margin or not, or batch work would only read weights.
     """
+    ttft_s = np.minimum(ttft_s, _LONGEST_S)
     most_s = ttft_s - own_s
     slacks_s = np.maximum(ttft_s / margin - own_s, np.minimum(most_s, _WORTH * least_s))
     return np.where(most_s > least_s, slacks_s, 0.0)

@@ -44,7 +44,7 @@ class HybridPacking:
         self._memory = memory
         self._limits = limits
         self._times = times
-        self._slack = Slack(memory, times)
+        self._slack = Slack(memory, times, limits.token_budget)
         self._ageing = Ageing(limits.ageing_s)
         self._prompts = Prompts(memory, limits)
         self._returns = RestoredRows(memory, limits, times, self._slack, self._ageing)

@@ -21,6 +21,9 @@ from muxcluster.scheduling.steptime.model import StepTimes
 # much of it: nothing else says what they bear.
 _UNBOUND = 0.5
 
+# Beside batch rows, interactive ones save so many tokens' worth of time, by so much at each token.
+_RESERVE, _SAVED = 1.0, 0.2
+
 _WHOLE = 0.999  # a job on less of the SMs runs beside others, which it hardly slows down
 
 
@@ -37,8 +40,10 @@ class Slack:
     A request that is too late already sets no bound (BROS Alg. 1: reachable targets only).
     """
 
-    def __init__(self, memory: Memory, times: StepTimes) -> None:
+    def __init__(self, memory: Memory, times: StepTimes, token_budget: int) -> None:
+        """token_budget: of a job."""
         self._memory = memory
+        self._token_budget = token_budget
         self._models = memory.models
         self._times = times
         self._arrivals = ArrivalBounds(times)
@@ -120,35 +125,48 @@ class Slack:
                 found_s = _rows_due(model, turn.now, draft.seconds + between_s) / token
                 least_s = min(least_s, found_s - between_s)
             rows_s = draft.seconds_of_decodes if model is draft.model else mine_s
-            found_s = self._arrivals.wait_s(model, draft, turn, rows_s, first_token)
+            others_s = between_s - mine_s
+            found_s = self._arrivals.wait_s(model, draft, turn, rows_s, first_token) - others_s
             if model is not draft.model or phase is Phase.DECODE:
-                found_s = min(found_s, self._until_waiting(model, turn, first_token))
-            least_s = min(least_s, found_s - (between_s - mine_s))
+                found_s = min(found_s, self._until_waiting(model, turn, others_s, first_token))
+            least_s = min(least_s, found_s)
         return least_s
 
-    def _until_waiting(self, model: ModelState, turn: Turn, margin: float) -> float:
-        """Return how long the next prompts of `model` may wait and be in time."""
-        due_s, tokens = math.inf, JobWork()
-        for live, start in self._first_prompts(model):
-            if _may_be_in_time(live, turn.now):
-                due_s = min(due_s, live.deadline_s - turn.now)
-                tokens = tokens.with_prompt(start, live.num_tokens - start)
-        if due_s == math.inf:
-            return due_s
-        rows = self._decoding(model)
-        work = rows._replace(num_tokens=tokens.num_tokens, attention=tokens.attention)
-        return due_s / margin - self._times.of(model.name, turn.share).job_s(work)
+    def _until_waiting(
+        self, model: ModelState, turn: Turn, between_s: float, margin: float
+    ) -> float:
+        """Return how long the prompts of `model` that wait may go on waiting and be in time.
 
-    def _first_prompts(self, model: ModelState) -> list[tuple[LiveRequest, int]]:
-        """Return the interactive prompts that wait for nothing but a job.
+        Those that are due first go first, in as many jobs as they need. between_s: what others run
+        before each of these.
+        """
+        prompts = [each for each in self._prompts(model) if _may_be_in_time(each[0], turn.now)]
+        if not prompts:
+            return math.inf
+        times, rows = self._times.of(model.name, turn.share), self._decoding(model)
+        room = max(1.0, self._token_budget - rows.num_rows)
+        work, least_s = rows, math.inf
+        for live, start in sorted(prompts, key=lambda each: each[0].deadline_s):
+            work = work.with_prompt(start, live.num_tokens - start)
+            more = math.ceil(work.num_tokens / room) - 1  # jobs, after the first one
+            rest_s = times.job_s(work) + more * (times.job_s(rows) + between_s)
+            least_s = min(least_s, (live.deadline_s - turn.now) / margin - rest_s)
+        return least_s - between_s
 
-        They are those that are begun, and the next one. Each with how many tokens are computed.
+    def _prompts(self, model: ModelState) -> list[tuple[LiveRequest, int]]:
+        """Return the interactive prompts that wait for nothing but jobs.
+
+        Each with how many of its tokens are computed.
         """
         table, memory = model.running, self._memory
-        head = model.waiting.by_class[ServiceClass.INTERACTIVE].head
+        queue = model.waiting.by_class[ServiceClass.INTERACTIVE]
         found = []
-        if head is not None and not memory.owes_interactive and memory.may_admit(model, head):
-            found.append((head, 0))
+        if (
+            queue.head is not None
+            and not memory.owes_interactive
+            and memory.may_admit(model, queue.head)
+        ):
+            found = [(live, 0) for live in queue][: table.num_free]
         rows = table.idle_prefilling()
         if len(rows):
             urgent = rows[~table.is_batch[rows]].tolist()
@@ -187,16 +205,20 @@ class Slack:
 def _rows_due(model: ModelState, now: float, cycle_s: float) -> float:
     """Return the seconds until the next tokens of the model's idle sequences are due; inf: never.
 
-    cycle_s: seconds from token to token without batch rows. One that was late is due at once until
-    it has caught up, unless its target for each token is shorter than that: then it never will.
+    They are due a part earlier until a row has saved some time, which prompts then use that come in
+    a burst. cycle_s: seconds from token to token without batch rows. A row that was late is due at
+    once until it has caught up, unless its target for each token is shorter than that: then it
+    never will.
     """
     table = model.running
-    first_s = table.first_deadline_s() - now
-    if first_s >= cycle_s:
-        return first_s
+    if table.first_deadline_s() == math.inf:
+        return math.inf
     rows = table.idle_decoding()
-    may_meet = table.tpot_s[rows] >= cycle_s
-    return float((table.deadline_s[rows][may_meet] - now).min(initial=math.inf))
+    rows = rows[(cycle_s <= table.tpot_s[rows]) & (table.tpot_s[rows] < math.inf)]
+    tpot_s = table.tpot_s[rows]
+    missing_s = np.maximum(0.0, _RESERVE * tpot_s - table.credit_s[rows])
+    due_s = table.deadline_s[rows] - now - np.minimum(missing_s, _SAVED * tpot_s)
+    return float(due_s.min(initial=math.inf))
 
 
 def _slacks(model: ModelState, now: float) -> NDArray[np.float64]:

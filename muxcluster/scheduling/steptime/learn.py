@@ -50,9 +50,9 @@ _OVERRUNS = 256  # of one model, that its margins are over
 # Of these jobs, as many end within the margin of a token and within that of a first token: targets
 # of the first are of the mean over many tokens, of the second of one job.
 _WITHIN, _FIRST_WITHIN = 0.95, 0.99
-# A model starts as if so many jobs had taken so many times what was predicted: until they are
-# forgotten the margin of a first token is no smaller, until some 80 jobs were seen the other.
-_DOUBTS, _DOUBT = 4, 1.4
+# A model starts as if so many jobs had taken so many times what was predicted: until some 100 jobs
+# were seen the margin of a first token is no smaller, until some 20 the other.
+_DOUBTS, _DOUBT = 1, 1.4
 _MOST_MARGIN = 2.0  # as `Fit` clips a job that took longer: it says nothing of the next one
 _RENEWED = 8  # jobs after which margins are found again
 
