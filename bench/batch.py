@@ -12,8 +12,11 @@ on Ray beside the first ones, which are idle: a job through HTTP, from its uploa
 result, takes turns with `batch run`'s; and streams through HTTP alone take turns with the same
 streams beside a job. The error of the estimate: of the time
 that is left, when half of the lines have ended; `estimates` has all later moments, as a share of
-the whole run. At last `muxcluster batch run` is killed five times at random. --quick: 240
-requests, two runs, two kills.
+the whole run. Then `muxcluster batch run` is killed five times at random. At last a job of
+1,000,000 requests is handed to a batch service whose unit answers at once: how long until it is
+checked, from then on to its first token, and the longest time for which the event loop stands still
+until its second piece is planned. --quick: 240 requests, two runs, two kills, 4,000 requests for
+that.
 """
 
 import asyncio
@@ -38,6 +41,7 @@ import numpy as np
 import yaml
 
 from bench.batches.kills import run_killed
+from bench.batches.long_job import run_long_job, write_long_job
 from bench.batches.server import Served, Server, served
 from bench.batches.streams import FACTOR, Streams
 from bench.harness import Bench, Claim, make_parser
@@ -52,6 +56,8 @@ from muxcluster.http.settings import ApiSettings, QueueLimits
 from tests.cli.batches import FAMILIES, build_models, write_config
 
 COUNT, QUICK_COUNT = 2000, 240
+LONG_COUNT, QUICK_LONG_COUNT = 1_000_000, 4000
+LONG_PATIENCE_S = 1800.0
 # Jobs that nobody measures
 WARM, HTTP_WARM, WARM_COUNT = "warm", "http-warm", 60
 KIND = Kind(1.0, degree=8, prefix=256, distinct=24, output=8)
@@ -67,6 +73,7 @@ ORDERS = ("fcfs", "auto", "auto", "fcfs")
 ALONE_S = 40.0
 SAMPLE_S = 0.05
 GOAL, SERVER_GOAL, TTFT_GOAL = 0.20, 0.95, 1.25
+CHECK_GOAL_S, FIRST_TOKEN_GOAL_S, BLOCKED_GOAL_S = 60.0, 60.0, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +326,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = load_config(Path(file))
         found = asyncio.run(measure(config, file, folder, jobs, 6.0 if quick else ALONE_S, seed))
         killed = run_killed(jobs.beside, folder / "answers.jsonl", file, 2 if quick else 5, seed)
+        write_long_job(
+            folder / "long.jsonl", list(FAMILIES), QUICK_LONG_COUNT if quick else LONG_COUNT, seed
+        )
+        long_job = asyncio.run(
+            run_long_job(config, folder / "long.jsonl", folder / "long", LONG_PATIENCE_S)
+        )
     runs, ran = found.runs, found.ran
     results = [Counter(killed.custom_ids)]
     results += [Counter(each.custom_ids) for each in (*found.over_http, *found.served_beside)]
@@ -338,6 +351,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         Claim("results_lost", sum(count - len(each) for each in results), "lines", 0),
         Claim("results_doubled", sum(each.total() - len(each) for each in results), "lines", 0),
         Claim("interactive_ttft_p99_over_alone", ttft[0] / ttft[1], "x", TTFT_GOAL),
+        Claim("long_job_checked_s", long_job.checked_s, "s", CHECK_GOAL_S),
+        Claim("long_job_first_token_s", long_job.first_token_s, "s", FIRST_TOKEN_GOAL_S),
+        Claim("event_loop_blocked_s", max(long_job.blocked_s.values()), "s", BLOCKED_GOAL_S),
     ]
     for name in ("ttft_s", "tpot_s"):
         target_s = FACTOR * found.alone.figures()[name]["p99"]
@@ -370,6 +386,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "targets_s": found.http_beside.slo,
         },
         num_kills=killed.num_kills,
+        long_job=asdict(long_job),
     )
 
 

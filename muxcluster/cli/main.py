@@ -37,6 +37,7 @@ GROUPS = {
         "run": "Run a job on this machine, without a server.",
         "submit": "Hand a job to a server.",
         "status": "Show how far a server's batches are.",
+        "wait": "Wait for the end of a server's batch.",
         "cancel": "End a server's batch with what it has.",
         "results": "Bring the answers of a server's batch.",
     },

@@ -97,8 +97,9 @@ def simulate(  # noqa: PLR0913 - each parameter is an option of the command line
         str | None,
         typer.Option(
             help=f"Of {', '.join(SYSTEMS)}; parts are switched after a colon: placement=greedy"
-            "|memory-greedy|spatial|spatial-load, sharing=on|off (SMs), quotas=on|off (of the KV "
-            "pool; off: fixed parts), packing=hybrid|priority|fcfs|round-robin (who is in a job). "
+            "|memory-greedy|spatial|spatial-load, sharing=on|off|mixed (SMs; mixed: one mixed job "
+            "at a time), quotas=on|off (of the KV pool; off: fixed parts), packing=hybrid|priority"
+            "|fcfs|round-robin (who is in a job). "
             "Example: --systems muxserve,muxserve:sharing=off,temporal",
             show_default=f"{_SYSTEMS}; with --hybrid muxserve in every packing",
         ),

@@ -263,6 +263,10 @@ class BatchSection(Section):
     """Longest line of a job; a longer one fails alone."""
     max_running: Count = 128
     """Lines of a model without a plan running at a time, on a server; units feed the others."""
+    max_key_bytes: Annotated[int, Field(ge=1, le=2**50)] | None = None
+    """Bytes that all files of one API key may hold together, results too; beyond them an upload and
+    a new job are refused with 403 `storage_quota_exceeded`. A job that was accepted keeps all of
+    its results. Without it there is no limit."""
 
 
 class FileSection(Section):

@@ -10,6 +10,7 @@ MuxClusterError
 │   ├── ModelNotFound           model_not_found
 │   ├── NotFound                not_found
 │   ├── ContentTooLarge         content_too_large
+│   ├── StorageQuotaExceeded    storage_quota_exceeded
 │   ├── UnsupportedMediaType    unsupported_media_type
 │   └── ChatTemplateLimit       chat_template_limit
 ├── Unavailable             the request is valid, the server cannot take it now; `retry_after_s`
@@ -91,6 +92,12 @@ class ContentTooLarge(RequestError):
     """The body is over the size limit."""
 
     code = "content_too_large"
+
+
+class StorageQuotaExceeded(RequestError):
+    """The key's files and results hold all the bytes that it may keep."""
+
+    code = "storage_quota_exceeded"
 
 
 class UnsupportedMediaType(RequestError):

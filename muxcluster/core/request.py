@@ -59,10 +59,3 @@ class PinnedPrefix:
     model: str
     tokens: NDArray[np.int32]
     cache_salt: str = ""  # of the requests
-
-
-@dataclass(frozen=True, slots=True)
-class Unpin:
-    """Drop a pin: no more requests with its prefix will follow."""
-
-    pin_id: str

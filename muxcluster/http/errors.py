@@ -18,6 +18,7 @@ from muxcluster.core.errors import (
     RequestError,
     RequestTimeout,
     StorageFailed,
+    StorageQuotaExceeded,
     Unavailable,
     UnsupportedMediaType,
 )
@@ -51,6 +52,8 @@ _REQUEST_STATUS: dict[type[RequestError], int] = {
     ModelNotFound: 404,
     NotFound: 404,
     ContentTooLarge: 413,
+    # as other stores do; clients try 409 and 429 again, which would not help
+    StorageQuotaExceeded: 403,
     UnsupportedMediaType: 415,
 }
 # Answers to statuses that the framework or the listener raises: type and code.

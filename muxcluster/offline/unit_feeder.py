@@ -84,8 +84,12 @@ class PartRenewal:
     part_id: str
     renewal: Renewal
 
+    def __len__(self) -> int:
+        """Return the number of lines of the part."""
+        return len(self.renewal.known)
+
     def run(self) -> "PartRenewed":
-        """Make it; on any thread."""
+        """Make it; on any thread, in any process."""
         return PartRenewed(self.part_id, self.renewal.run())
 
 
@@ -127,7 +131,7 @@ class UnitFeeder:
 
     The driver gives it every request with a place (`hold`), every output of the scheduler (`note`)
     and asks it before each step what to add (`take`), and which plans to make again (`renewals`):
-    that takes longer than a step, so the driver does it on another thread. Of a model's parts the
+    that takes longer than a step, so the driver has a process do it. Of a model's parts the
     most urgent is fed; parts of several models divide the memory so that they end together. A line
     whose request comes after its turn starts when it comes.
     """

@@ -97,9 +97,14 @@ class Execution:
 
     @property
     def num_recordings(self) -> int:
-        """Places that keep recorded decode steps of every model."""
-        decoding = (worker for worker in self.workers if not worker.phases <= {Phase.PREFILL})
-        return sum(len(worker.shares) for worker in decoding)
+        """Places that keep recorded decode steps of every model: those at which jobs decode."""
+        decoding = (each for each in self.workers if Phase.DECODE in each.phases)
+        # Mixed jobs run on all SMs; a worker that has no others that decode records steps there.
+        num_mixed = sum(
+            self.runs_mixed and Phase.MIXED in each.phases and Phase.DECODE not in each.phases
+            for each in self.workers
+        )
+        return num_mixed + sum(len(each.shares) for each in decoding)
 
     def rungs(self, phase: Phase) -> tuple[float, ...]:
         """Return the SM shares at which jobs of `phase` can run, ascending."""

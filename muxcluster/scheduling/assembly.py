@@ -10,6 +10,7 @@ from muxcluster.kvcache.cache import KvCache, ModelCache
 from muxcluster.kvcache.model import KvModel
 from muxcluster.scheduling.lanes import LANES
 from muxcluster.scheduling.lanes.adbs import AdbsLane
+from muxcluster.scheduling.lanes.mixed import MixedLane
 from muxcluster.scheduling.lanes.unsharing import SharingJudge, UnsharingLane
 from muxcluster.scheduling.lanes.view import Lane
 from muxcluster.scheduling.memory.quotas import floors, split, weights
@@ -73,6 +74,8 @@ def lane(
     has_all = any(each.shares[-1] == 1.0 and Phase.MIXED in each.phases for each in unit.workers)
     if kind is not AdbsLane or not (unit.scheduler.may_unshare and has_all):
         return kind(), None
+    if len(unit.workers) == 1:
+        return MixedLane(uses_quotas=True), None  # nobody to share with, as if it never paid
     judge = SharingJudge(times, learns=not is_predicting)
     return UnsharingLane(judge), judge
 

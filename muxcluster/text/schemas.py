@@ -9,6 +9,8 @@ MAX_STOPS = 4
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 128
+# of files, as in OpenAI's API
+MIN_LIFETIME_S, MAX_LIFETIME_S = 3600, 30 * 86400
 
 Int64 = Annotated[int, Field(ge=-INT64, lt=INT64)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
@@ -125,8 +127,26 @@ class DetokenizeBody(BaseModel):
     tokens: Any
 
 
+class ExpiresAfter(BaseModel):
+    """When a file expires, as in OpenAI's API: so many seconds after it was made."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=MIN_LIFETIME_S, le=MAX_LIFETIME_S)]
+
+
+class ExpiryForm(BaseModel):
+    """The `expires_after` of an upload's form."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    expires_after: ExpiresAfter
+
+
 class BatchBody(BaseModel):
-    """`POST /v1/batches`. completion_window: 1m to 30d, after which the rest expires."""
+    """`POST /v1/batches`. completion_window: 1m to 30d, after which the rest expires.
+    output_expires_after: when the result files do."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -134,3 +154,13 @@ class BatchBody(BaseModel):
     endpoint: ShortText
     completion_window: ShortText
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+class BatchPlanBody(BaseModel):
+    """`POST /v1/batches/plan`: predicts the job in a file. endpoint: as a batch's; absent: any."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    input_file_id: ShortText
+    endpoint: ShortText | None = None

@@ -7,6 +7,7 @@ import pytest
 from bench import batch
 from bench.batch import WARM, WARM_COUNT, Measured, Ran, speed, write_jobs
 from bench.batches.kills import Killed
+from bench.batches.long_job import LongJob
 from bench.batches.server import Served
 from bench.batches.streams import Streams
 
@@ -68,6 +69,11 @@ def test_claims_are_those_of_the_runs(tmp_path, monkeypatch) -> None:
     ids = [f"r-{i}" for i in range(1, batch.QUICK_COUNT)] + ["r-5"]
     monkeypatch.setattr(batch, "measure", measure)
     monkeypatch.setattr(batch, "run_killed", lambda *_: Killed(2, ids))
+
+    async def run_long_job(*_: object) -> LongJob:
+        return LongJob(4000, 3.0, 2.0, 9.0, {"check": 0.01, "run": 0.04}, {})
+
+    monkeypatch.setattr(batch, "run_long_job", run_long_job)
     monkeypatch.setattr(batch, "build_models", lambda folder: {})
     monkeypatch.setattr(batch, "load_config", lambda file: None)
     monkeypatch.setattr(batch, "keep_batches_in", lambda file, folder: None)
@@ -81,6 +87,9 @@ def test_claims_are_those_of_the_runs(tmp_path, monkeypatch) -> None:
         "results_lost": 3,
         "results_doubled": 2,
         "interactive_ttft_p99_over_alone": pytest.approx(1.5),
+        "long_job_checked_s": 3.0,
+        "long_job_first_token_s": 2.0,
+        "event_loop_blocked_s": 0.04,
         "interactive_p99_ttft_s": 0.6,
         "interactive_p99_tpot_s": 0.05,
     }

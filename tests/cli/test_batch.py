@@ -47,6 +47,15 @@ def _planned(capsys, *arguments: str) -> dict:
     return json.loads(out)
 
 
+def test_the_plan_is_drawn(capsys, config: str, job: str, tmp_path: Path) -> None:
+    plot = tmp_path / "job.svg"
+    arguments = (job, "--config", config, "--order", "dfs", "--plot", str(plot))
+    assert call(capsys, "batch", "plan", *arguments)[0] == 0
+    assert "chat on a-0, order dfs" in plot.read_text()
+    said = refusal(capsys, "batch", "plan", *arguments[:-1], "job.pdf")
+    assert "written as .svg or .png" in said
+
+
 def test_auto_takes_what_it_predicts_to_be_fastest(capsys, config: str, job: str) -> None:
     found = _planned(capsys, job, "--config", config)
     spans = {name: each["makespan_s"] for name, each in found["orders"].items()}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from muxcluster.batch.plan.process import PlanningProcess
+from muxcluster.offline.process.planning import PlanningProcess
 from muxcluster.sim.batch.together import OrderedJob, Together
 from muxcluster.sim.core.unit import SimUnit
 from muxcluster.text.tokenizer import Tokenizer

@@ -97,7 +97,7 @@ def test_ten_thousand_lines_end_once_each_whoever_is_killed(tmp_path: Path) -> N
                 input_file_id=given.id, endpoint="/v1/completions", completion_window="24h"
             )
             _until(client, batch.id, 1)
-            _kill(cluster, lambda command: b"muxcluster.batch.plan.worker" in command)
+            _kill(cluster, lambda command: b"muxcluster.offline.process.worker" in command)
             _until(client, batch.id, 1000)
             _kill(cluster, lambda command: command.startswith(b"ray::UnitHost"))
             _until(client, batch.id, 2500)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from openai import APIStatusError, OpenAI
@@ -86,6 +87,33 @@ def test_answers_equal_those_of_the_routes(client: OpenAI) -> None:
             extra_body={"ignore_eos": True},
         )
         assert texts[line["custom_id"]] == alone.choices[0].text
+
+
+def test_a_job_is_predicted_and_then_followed(client: OpenAI, url: str) -> None:
+    """The tokens foretold are those that it takes, and its events end with its result."""
+    data = "\n".join(map(json.dumps, _lines(40, 8))).encode()
+    file = client.files.create(file=("in.jsonl", data), purpose="batch")
+    foretold: Any = client.post("/batches/plan", body={"input_file_id": file.id}, cast_to=object)
+    assert foretold["input_file_id"] == file.id
+    assert file.id not in {each.input_file_id for each in client.batches.list().data}
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="1h"
+    )
+    headers = {"Authorization": f"Bearer {client.api_key}"}
+    told = []
+    with httpx.stream("GET", f"{url}/v1/batches/{batch.id}/events", headers=headers) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                told.append(line.removeprefix("data: "))
+    assert told[-1] == "[DONE]"
+    last = json.loads(told[-2])
+    assert last == client.batches.retrieve(batch.id).model_dump(mode="json", exclude_unset=True)
+    assert last["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+    usage = last["usage"]
+    assert foretold["prompt_tokens"] == usage["input_tokens"]
+    assert foretold["output_tokens"] == usage["output_tokens"] == 40 * 8
+    assert {each["model"] for each in foretold["models"]} == set(NAMES)
+    assert foretold["duration_s"] > 0
 
 
 def test_cancelling_frees_all_blocks(client: OpenAI, url: str) -> None:

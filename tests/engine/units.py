@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from muxcluster.core.clock import Clock
 from muxcluster.core.events import FinishReason
 from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
 from muxcluster.engine.executor import Executor
+from muxcluster.engine.unit.clock import Clock
 from muxcluster.engine.unit.unit import Unit
 from tests.blocks import block_tokens, scaled
 from tests.engine.fakes import Sink

@@ -1,12 +1,15 @@
 """Steady states: cycles add up, rows follow Little's law, what cannot be served waits outside."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muxcluster.core.unitspec import SchedulerSpec
 from muxcluster.placement.estimator import Estimator, Tenant
-from muxcluster.placement.estimator.latency import served_rates
+from muxcluster.placement.estimator.beside import gain_over_mixed
+from muxcluster.placement.estimator.latency import latencies, served_rates
 from muxcluster.placement.estimator.turns import steady
 from muxcluster.placement.execution import UnitPolicy
 from muxcluster.placement.hardware import GPUS
@@ -14,6 +17,7 @@ from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Limits, Node, Problem
 from muxcluster.placement.review.assess import assess
 from muxcluster.placement.shapes.known import SHAPES
+from muxcluster.sim.cases.check import check_plan, span_of
 
 A100 = GPUS["A100-80GB"]
 SMALL = ("llama-2-7b", "llama-2-13b", "qwen2.5-7b", "llama-3.2-1b")
@@ -98,3 +102,24 @@ def test_a_limit_is_named_by_what_binds(changes, limits, says) -> None:
     problem = Problem((demand,), (Node("n", 1, A100),), limits, policy=policy)
     (report,) = assess(problem, place(problem, time_limit_s=0.0))
     assert report.limit.startswith(says)
+
+
+def test_a_unit_that_gains_by_sharing_is_not_promised_the_waits_of_mixed_jobs() -> None:
+    """As mixed jobs these would fill a model's rows, for which others wait for seconds."""
+    shapes, rates = ("llama-3.2-3b", "llama-2-13b"), (4.7, 1.0)
+    demands = tuple(
+        Demand(shape, SHAPES[shape], rate, 161, 338, 4096, 64)
+        for shape, rate in zip(shapes, rates, strict=True)
+    )
+    problem = Problem(demands, (Node("n", 1, A100),))
+    unit = Estimator(problem).unit(A100, 1, tuple(enumerate(rates)))
+    assert unit is not None
+    assert unit.loads.other is not None
+    assert gain_over_mixed(unit.tenants, unit.loads, rates) > 1.2
+    mixed = latencies(unit.tenants, replace(unit.loads.other, other=None), (1.0, 1.0))
+    (observed,) = (
+        check_plan(problem, place(problem, time_limit_s=0.0), span_of(problem)).models[shape]
+        for shape in shapes[:1]
+    )
+    promised = unit.latencies()[0].ttft_s
+    assert promised.high < 3 * observed.ttft_s[1] < mixed[0].ttft_s.high

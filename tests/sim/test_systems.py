@@ -60,8 +60,27 @@ def test_switches_change_one_part_each_and_the_name_says_so() -> None:
     assert (found.method, found.shares_sms, found.lends_blocks) == ("memory-greedy", False, False)
     assert found.name == "muxserve:sharing=off:quotas=off:placement=memory-greedy"
     assert system_named("round-robin:sharing=off").shares_sms is False
+    mixed = system_named("muxserve:sharing=mixed")
+    assert (mixed.shares_sms, mixed.runs_mixed, mixed.lane) == (False, True, "adbs")
+    with pytest.raises(ValueError, match="expected on or off"):
+        system_named("round-robin:sharing=mixed")
     assert system_named("muxserve:quotas=on").lends_blocks is True
     assert system_named("temporal:packing=fcfs").packing == "fcfs"
+
+
+def test_mixed_jobs_in_place_of_sharing_keep_the_quotas() -> None:
+    asked = problem()
+    units = units_for(system_named("muxserve:sharing=mixed"), plan_of("greedy", asked), asked)
+    unit = max(units, key=lambda each: len(each.spec.models))
+    assert unit.spec.scheduler.lane == "adbs"
+    phases: set[str] = set()
+    names = tuple(model.name for model in unit.spec.models)
+    simulate([unit], arrivals(30, 10.0, names), on_job=lambda span: phases.add(span.phase))
+    assert phases == {"mixed"}
+    stats = UnitScheduler(unit.spec, only_counts=True).stats(0.0, "u")
+    quotas = [model.quota_blocks for model in stats.models]
+    assert 0 < max(quotas) < unit.spec.num_blocks
+    assert sum(quotas) <= unit.spec.num_blocks
 
 
 def test_a_packing_is_the_configured_one_unless_the_system_names_one() -> None:

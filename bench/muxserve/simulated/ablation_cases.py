@@ -31,6 +31,7 @@ from muxcluster.workload.popularity import power_law_rates
 GREEDY = "muxserve:placement=memory-greedy"
 CHAT_SYSTEMS = ("muxserve", "spatial", "spatial-load", "temporal")
 NEITHER = "muxserve:sharing=off:quotas=off"
+UNSHARED = "muxserve:sharing=mixed"
 FIXED = "muxserve:quotas=off"
 # Before a system's name: its KV pool is divided as if all models were equally popular.
 EVEN = "even "
@@ -93,7 +94,9 @@ def wide_points(
 ) -> Iterator[Point]:
     """SMs of units over 4 GPUs shared, and the same units with one mixed job at a time.
 
-    The meshes of `resource_points`, and those of the ADBS ablation at multiples of its rates.
+    The meshes of `resource_points`, and those of the ADBS ablation at multiples of its rates. Mixed
+    jobs twice: with the same quotas, so that only the SMs differ, and as the lane `mixed` has them,
+    whose models take what KV they find.
     """
     profile = read_muxserve(data / "muxserve" / "llama_a100_profile.json")
     asked = {f"4 models, alpha {alpha:g}": _colocated(alpha, profile) for alpha in alphas}
@@ -103,7 +106,7 @@ def wide_points(
     for load, problem in asked.items():
         cases = {
             system: _on_one_mesh(system, problem, problem, duration)
-            for system in ("muxserve", "mixed")
+            for system in ("muxserve", UNSHARED, "mixed")
         }
         yield Point("wide", load, cases)
 

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from bench.harness import Claim
-from bench.muxserve.simulated.ablation_cases import EVEN, FIXED, GREEDY, NEITHER
+from bench.muxserve.simulated.ablation_cases import EVEN, FIXED, GREEDY, NEITHER, UNSHARED
 from bench.muxserve.simulated.judging import (
     interval,
     rate_weighted,
@@ -101,7 +101,8 @@ HEADLINES = (
     Headline("placement_8_gpus_max", "placement", "muxserve", GREEDY, 1.3, load="8 GPUs"),
     Headline("placement_16_gpus_max", "placement", "muxserve", GREEDY, 1.3, load="16 GPUs"),
     Headline("sm_sharing_max", "resources", FIXED, NEITHER, 1.7),
-    Headline("wide_sm_sharing_max", "wide", "muxserve", "mixed", None),
+    Headline("wide_sm_sharing_max", "wide", "muxserve", UNSHARED, None),
+    Headline("wide_over_mixed_max", "wide", "muxserve", "mixed", None),
     Headline("unified_kv_max", "resources", "muxserve", FIXED, 1.2),
     Headline("unified_kv_slo_max", "resources", "muxserve", FIXED, 3.6, "attained"),
     Headline(

@@ -68,6 +68,14 @@ _ABLATIONS = (
     Said("sm_sharing_max", "sharing of SMs, throughput", "more", "paper"),
     Said("wide_sm_sharing_max", "sharing of SMs on 4 GPUs over mixed jobs, throughput", "more"),
     Said(
+        "wide_over_mixed_max",
+        "the same over mixed jobs without quotas, throughput",
+        "more",
+        "",
+        "Where memory is short, small models without quotas take it from large ones: more requests "
+        "are served, and less fairly.",
+    ),
+    Said(
         "unified_kv_max",
         "unified KV, throughput, popularity known",
         "more",

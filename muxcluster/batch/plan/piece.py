@@ -3,34 +3,25 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.batch.plan.asked import AskedLine, Served, job_of, read_asked
 from muxcluster.batch.plan.prediction import AUTO
-from muxcluster.batch.store.entry import parse_entry
 from muxcluster.batch.store.pending import Pending
 from muxcluster.core.batch_part import BatchPart
-from muxcluster.core.errors import EngineFailure, RequestError
-from muxcluster.core.served import ServedModel
-from muxcluster.http.batch_lines import body_of
 from muxcluster.http.calls.call import Prompt
-from muxcluster.http.calls.model_text import ModelTexts
-from muxcluster.http.service import tokenise
 from muxcluster.offline.blend.lengths import sample_places
 from muxcluster.offline.choice import Unplanned, compare_orders, sample_job
 from muxcluster.offline.feed.lines import is_planned
 from muxcluster.offline.feed.parts import part_of
 from muxcluster.offline.order.orders import ORDERS, OfflineJob, order_requests
-from muxcluster.offline.prefix.prompts import token_prompts
 from muxcluster.sim.batch.division import Part, divide_job
-from muxcluster.sim.batch.setting import Setting
 from muxcluster.sim.batch.simulate import SimPredictor
 from muxcluster.sim.batch.together import OrderedJob, compare_together
-from muxcluster.text.schemas import GenerationBody
 
 SAMPLED = 500  # requests on which orders are compared: more would delay the start
 
@@ -52,10 +43,8 @@ class Piece:
     piece_id: str
     file: Path
     lines: Sequence[Pending]
-    models: tuple[ServedModel, ...]
-    settings: Mapping[str, Sequence[Setting]]  # by model, the units that serve it, the most first
+    served: Served
     order: str  # a name, or auto
-    lenient: bool
     urgency: float = 0.0
     learnt: Learnt = Learnt()
 
@@ -120,16 +109,6 @@ class PlannedPiece:
     learnt: Learnt
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
-    """A line with its lengths."""
-
-    line: int
-    tokens: NDArray[np.int32]  # int32 [n], its first prompt
-    output_tokens: int  # the most, or the expected number
-    is_known: bool  # it gets exactly `output_tokens`
-
-
 def plan_piece(piece: Piece) -> PlannedPiece:
     """Tokenise the lines, choose an order for each model and divide its lines over its units.
 
@@ -139,67 +118,29 @@ def plan_piece(piece: Piece) -> PlannedPiece:
     return _Planning(piece).run()
 
 
-@lru_cache(maxsize=1)
-def _texts(models: tuple[ServedModel, ...]) -> ModelTexts:
-    return ModelTexts.load(models)
-
-
 class _Planning:
     def __init__(self, piece: Piece) -> None:
         self._piece = piece
-        self._texts = _texts(piece.models)
+        self._settings = piece.served.settings
         self._orders = dict(piece.learnt.orders)
         self._after = dict(piece.learnt.after)
         self._jobs: dict[str, OrderedJob] = {}
 
     def run(self) -> PlannedPiece:
-        prompts: dict[int, Sequence[Prompt]] = {}
-        of_model: dict[str, list[_Asked]] = defaultdict(list)
-        unplanned: list[int] = []
-        with self._piece.file.open("rb") as file:
-            for line in self._piece.lines:
-                file.seek(line.offset)
-                try:
-                    body = body_of(parse_entry(file.read(line.size)), lenient=self._piece.lenient)
-                    prompts[line.line] = tokenise(body, self._texts.find(line.model)).prompts
-                except (RequestError, EngineFailure):
-                    # it ends at once when it runs, with what is wrong
-                    unplanned.append(line.line)
-                    continue
-                if self._piece.settings.get(line.model):
-                    of_model[line.model].append(self._asked(line, body, prompts[line.line][0]))
-                else:
-                    unplanned.append(line.line)
-        parts = [part for model, asked in of_model.items() for part in self._parts(model, asked)]
-        self._settle_turns(tuple(of_model))
+        piece = self._piece
+        read = read_asked(piece.file, piece.lines, piece.served, piece.learnt.output_tokens)
+        parts = [
+            part for model, asked in read.of_model.items() for part in self._parts(model, asked)
+        ]
+        self._settle_turns(tuple(read.of_model))
         parts = [self._standing(part) for part in parts]
-        learnt = Learnt(self._orders, self._after, self._piece.learnt.output_tokens)
-        return PlannedPiece(parts, unplanned, PromptTable.of(prompts), learnt)
+        learnt = Learnt(self._orders, self._after, piece.learnt.output_tokens)
+        return PlannedPiece(parts, read.unplanned, PromptTable.of(read.prompts), learnt)
 
-    def _asked(self, line: Pending, body: GenerationBody, prompt: Prompt) -> _Asked:
-        spec = self._piece.settings[line.model][0].spec
-        is_limited = bool(body.max_tokens or getattr(body, "max_completion_tokens", None))
-        expected = self._piece.learnt.output_tokens.get(line.model, spec.mean_output_tokens)
-        output = prompt.max_tokens if is_limited else round(expected)
-        return _Asked(
-            line.line,
-            prompt.tokens,
-            max(1, min(output, spec.max_model_len - len(prompt.tokens))),
-            is_limited and _runs_to_its_limit(body),
-        )
-
-    def _parts(self, model: str, asked: Sequence[_Asked]) -> list[PlannedPart]:
+    def _parts(self, model: str, asked: Sequence[AskedLine]) -> list[PlannedPart]:
         """Divide the model's lines over its units."""
-        settings = self._piece.settings[model]
-        setting = settings[0]
-        job = Unplanned(
-            token_prompts([each.tokens for each in asked]),
-            np.array([each.output_tokens for each in asked], dtype=np.int64),
-            setting.resources,
-            setting.size_bytes,
-            setting.spec.shape.block_tokens(setting.unit.spec.block_bytes),
-            shared_prefix_tokens=setting.unit.spec.scheduler.shared_prefix_tokens,
-        )
+        settings = self._settings[model]
+        job = job_of(asked, settings[0])
         whole = job.with_tree()
         are_known = all(each.is_known for each in asked)
         order = self._order(model, job, whole, are_known=are_known)
@@ -212,14 +153,14 @@ class _Planning:
     def _order(self, model: str, job: Unplanned, whole: OfflineJob, *, are_known: bool) -> str:
         order = self._orders.get(model, self._piece.order)
         if order == AUTO:
-            setting = self._piece.settings[model][0]
+            setting = self._settings[model][0]
             sample = sample_job(job, whole, SAMPLED)
             predictor = SimPredictor(setting.unit, model, setting.resources)
             order = compare_orders(sample, predictor, tuple(ORDERS), are_known=are_known).best
         self._orders[model] = order
         return order
 
-    def _part(self, model: str, part: Part, asked: Sequence[_Asked], order: str) -> PlannedPart:
+    def _part(self, model: str, part: Part, asked: Sequence[AskedLine], order: str) -> PlannedPart:
         """asked: the lines of the part, by number."""
         tree, unit_id = part.planned.tree, part.setting.unit.spec.unit_id
         lengths = [each.output_tokens if each.is_known else np.nan for each in asked]
@@ -240,7 +181,7 @@ class _Planning:
         """Let models of the same units take turns where that is predicted to be faster."""
         sharing: dict[tuple[str, ...], list[str]] = defaultdict(list)
         for model in models:
-            units = self._piece.settings[model]
+            units = self._settings[model]
             sharing[tuple(sorted(each.unit.spec.unit_id for each in units))].append(model)
         for group in sharing.values():
             if len(group) > 1 and not any(model in self._after for model in group):
@@ -250,8 +191,8 @@ class _Planning:
 
     def _gains_at_once(self, models: Sequence[str]) -> bool:
         """True if running at once is predicted to be faster, or if nothing can be predicted."""
-        unit = self._piece.settings[models[0]][0].unit
-        if any(self._piece.settings[model][0].unit.spec != unit.spec for model in models):
+        unit = self._settings[models[0]][0].unit
+        if any(self._settings[model][0].unit.spec != unit.spec for model in models):
             return True
         jobs = {model: self._jobs[model] for model in models}
         return compare_together(unit, jobs, SAMPLED).is_faster
@@ -260,8 +201,3 @@ class _Planning:
         after = self._after.get(planned.part.model, ())
         part = replace(planned.part, urgency=self._piece.urgency, after=after)
         return replace(planned, part=part)
-
-
-def _runs_to_its_limit(body: GenerationBody) -> bool:
-    """True if nothing ends the answer before its most tokens."""
-    return bool(body.ignore_eos) and not (body.stop or body.stop_token_ids)

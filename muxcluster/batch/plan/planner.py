@@ -6,18 +6,21 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
+from muxcluster.batch.plan.asked import Served
 from muxcluster.batch.plan.fed_plan import FedPlan
+from muxcluster.batch.plan.forecast import AskedForecast, forecast
 from muxcluster.batch.plan.piece import Learnt, Piece, PlannedPiece, PromptTable, plan_piece
-from muxcluster.batch.plan.process import PlanningProcess
-from muxcluster.batch.service.planning import LivePlan
+from muxcluster.batch.service.planning import JobFile, LivePlan
 from muxcluster.batch.store.job import Batch
 from muxcluster.batch.store.pending import Pending, PendingLines
 from muxcluster.core.batch_part import PartSink
-from muxcluster.core.errors import MuxClusterError, RequestError
+from muxcluster.core.errors import MuxClusterError, NotReady, Overloaded, RequestError
 from muxcluster.http.calls.call import Tokenised
 from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.calls.model_text import ModelTexts
+from muxcluster.offline.process.planning import PlanningProcess
 from muxcluster.sim.batch.setting import Setting
 
 logger = logging.getLogger(__name__)
@@ -56,6 +59,7 @@ class FedPlanner:
         self._rules = rules
         self._kept = KeptPrompts() if kept is None else kept
         self._process = PlanningProcess()
+        self._forecasts: PlanningProcess | None = None
         self._numbers = count()
         self.latest: FedPlan | None = None
 
@@ -64,8 +68,10 @@ class FedPlanner:
         return self._process
 
     def close(self) -> None:
-        """End the planning process. Idempotent."""
+        """End the planning processes. Idempotent."""
         self._process.close()
+        if self._forecasts is not None:
+            self._forecasts.close()
 
     async def plan(self, batch: Batch, lines: PendingLines, file: Path) -> Sequence[LivePlan]:
         """As `Planner.plan`."""
@@ -88,6 +94,29 @@ class FedPlanner:
         self.latest = plan
         return [plan]
 
+    async def predict(self, job: JobFile) -> Mapping[str, Any]:
+        """As `Planner.predict`: one file at a time, beside the plans of running batches."""
+        if self._forecasts is not None:
+            raise Overloaded("the job of another file is being predicted", retry_after_s=5)
+        self._forecasts = process = PlanningProcess()
+        try:
+            served = await self._served()
+            if not any(served.settings.values()):
+                raise NotReady("no units are known yet", code="no_capacity")
+            asked = AskedForecast(job.path, job.endpoint, job.limits, served, self._rules.order)
+            return await process.run(forecast, asked)
+        finally:
+            # kept it would hold some hundred megabytes for nothing
+            await asyncio.shield(asyncio.to_thread(process.close))
+            self._forecasts = None
+
+    async def _served(self) -> Served:
+        return Served(
+            tuple(text.served for text in self._texts),
+            await self._settings(),
+            self._rules.lenient,
+        )
+
     async def _planned(
         self, batch: Batch, lines: Sequence[Pending], file: Path, learnt: Learnt
     ) -> PlannedPiece:
@@ -97,10 +126,8 @@ class FedPlanner:
                 f"{batch.batch_id}/{next(self._numbers)}",
                 file.resolve(),
                 lines,
-                tuple(text.served for text in self._texts),
-                await self._settings(),
+                await self._served(),
                 self._rules.order,
-                self._rules.lenient,
                 float("inf") if deadline_s is None else float(deadline_s),
                 learnt,
             )

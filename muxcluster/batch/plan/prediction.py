@@ -4,7 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from muxcluster.offline.choice import Choice, JobSummary, compare_orders, sample_job, summary_of
+from muxcluster.offline.choice import (
+    Choice,
+    JobSummary,
+    Unplanned,
+    compare_orders,
+    sample_job,
+    summary_of,
+)
 from muxcluster.offline.order.orders import ORDERS
 from muxcluster.offline.predictor import Prediction
 from muxcluster.sim.batch.division import Part, divide_job
@@ -100,8 +107,19 @@ def compare(
     skips: lines that are left out. Raises ConfigError.
     """
     read = replace(settings[0].file(path), skips=skips).read(options.seed)
-    whole = read.job.with_tree()
-    first, *others = divide_job(read.job, whole, settings)
+    return compare_job(read.job, settings, options, read.num_known, read.num_cut)
+
+
+def compare_job(
+    job: Unplanned,
+    settings: Sequence[Setting],
+    options: PredictionOptions,
+    num_known: int,
+    num_cut: int = 0,
+) -> Comparison:
+    """Compare the orders of `job` on the units of `settings`; counts as `Comparison`'s."""
+    whole = job.with_tree()
+    first, *others = divide_job(job, whole, settings)
     names = tuple(ORDERS) if options.order == AUTO else (options.order,)
     units = [_predicted(first, names, options)]
     best = (units[0].choice.best,)
@@ -109,7 +127,7 @@ def compare(
     settings = first.setting.ways()[1:] if options.tries_ways else ()
     ways = (_in_way(first, setting) for setting in settings)
     in_other_ways = tuple(_predicted(part, names, options) for part in ways)
-    return Comparison(summary_of(whole), tuple(units), in_other_ways, read.num_known, read.num_cut)
+    return Comparison(summary_of(whole), tuple(units), in_other_ways, num_known, num_cut)
 
 
 def _in_way(part: Part, setting: Setting) -> Part:

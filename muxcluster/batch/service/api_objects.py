@@ -1,5 +1,6 @@
 """Files and batches as objects of OpenAI's API."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from muxcluster.batch.store.files import StoredFile
@@ -18,6 +19,8 @@ _TIMES = {
     "cancelled_at": Status.CANCELLED,
 }
 
+_NEWS = ("status", "request_counts", "usage", "errors")
+
 
 def file_object(file: StoredFile) -> dict[str, Any]:
     return {
@@ -29,7 +32,7 @@ def file_object(file: StoredFile) -> dict[str, Any]:
         "purpose": file.purpose,
         "status": "processed",
         "status_details": None,
-        "expires_at": None,
+        "expires_at": file.expires_at,
     }
 
 
@@ -65,6 +68,11 @@ def batch_object(
         "usage": _usage(batch.use),
         "metadata": metadata or None,
     }
+
+
+def has_news(batch: Mapping[str, Any], seen: Mapping[str, Any]) -> bool:
+    """True if the state, the counts or the problems of a batch are others than those seen."""
+    return any(batch[name] != seen.get(name) for name in _NEWS)
 
 
 def _usage(use: Use) -> dict[str, Any]:

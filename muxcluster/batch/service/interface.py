@@ -12,12 +12,16 @@ ApiObject = Mapping[str, Any]  # an object as OpenAI's API shows it
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A client's request for a batch; only the fields' types are checked. window: "24h"."""
+    """A client's request for a batch; only the fields' types are checked. window: "24h".
+
+    results_lifetime_s: how long its result files are kept; None: until they are deleted.
+    """
 
     input_file_id: str
     endpoint: str
     window: str
     metadata: Mapping[str, str]
+    results_lifetime_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class Figures:
     num_tokens: Mapping[str, int]
     num_waiting: int = 0  # batches that wait for the disk
     num_storage_failures: int = 0  # writes that the disk refused since the service started
+    num_stored_bytes: int = 0  # of all files, and of the results of open batches
 
 
 class BatchService(Protocol):
@@ -55,8 +60,10 @@ class BatchService(Protocol):
         """Append bytes to an upload."""
         ...
 
-    async def finish(self, upload_id: str, name: str, purpose: str) -> ApiObject:
-        """Complete an upload and return the file."""
+    async def finish(
+        self, upload_id: str, name: str, purpose: str, lifetime_s: int | None = None
+    ) -> ApiObject:
+        """Complete an upload and return the file. lifetime_s: until it expires; None: never."""
         ...
 
     async def abandon(self, upload_id: str) -> None:
@@ -85,6 +92,19 @@ class BatchService(Protocol):
 
     async def batch(self, owner: str, batch_id: str) -> ApiObject:
         """Return a batch as it is now."""
+        ...
+
+    async def changed(self, owner: str, seen: ApiObject, patience_s: float) -> ApiObject:
+        """Return the batch `seen` as it is now, once its state or its counts have changed.
+
+        patience_s: after so long it is returned as it is. Each call takes a moment, so that one
+        call after another is no load.
+        """
+        ...
+
+    async def plan(self, owner: str, file_id: str, endpoint: str | None) -> ApiObject:
+        """Predict the job in a file, without creating a batch. endpoint: the only url of its lines;
+        None: any. Raises Overloaded while others are predicted."""
         ...
 
     async def batches(self, owner: str, count: int, after: str | None) -> list[ApiObject]:

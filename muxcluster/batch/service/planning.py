@@ -1,13 +1,16 @@
 """The `Planner` and `LivePlan` protocols: which lines of a batch start when."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from muxcluster.batch.store.intake import Limits
 from muxcluster.batch.store.job import Batch
 from muxcluster.batch.store.pending import Pending, PendingLines
 from muxcluster.core.batch_part import LinePlace
+from muxcluster.core.errors import NotReady
 
 Read = Callable[[Pending], bytes]
 
@@ -43,6 +46,15 @@ class LivePlan(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """A file of requests that is no batch. endpoint: the only url of its lines; None: any."""
+
+    path: Path
+    endpoint: str | None
+    limits: Limits
+
+
 class Planner(Protocol):
     """Makes plans for the lines of a batch that have not ended."""
 
@@ -50,6 +62,14 @@ class Planner(Protocol):
         """Return plans that together hold each of `lines` once and run at the same time.
 
         file: the batch's input. Raises OSError if it is gone.
+        """
+        ...
+
+    async def predict(self, job: JobFile) -> Mapping[str, Any]:
+        """Return what running the job would take, as JSON; nothing runs.
+
+        Raises RequestError if no line of it can run, Overloaded while others are predicted,
+        NotReady where there is nothing to predict with.
         """
         ...
 
@@ -62,6 +82,9 @@ class FileOrder:
         for line in sorted(lines.take(len(lines)), key=lambda each: each.line):
             of_model[line.model].append(line)
         return [InOrder(each) for each in of_model.values()]
+
+    async def predict(self, job: JobFile) -> Mapping[str, Any]:
+        raise NotReady("this server runs files as they stand and predicts nothing", code="no_plans")
 
 
 class InOrder:

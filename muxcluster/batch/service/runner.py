@@ -23,6 +23,9 @@ from muxcluster.batch.store.results import refused
 from muxcluster.batch.store.store import BatchStore
 
 _CLOSING_LINES = 1000  # lines that did not run, recorded at a time
+# Lines that are read at a time: those that were read go on in one turn of the event loop, which
+# thousands of them would hold up for a second (bench/batch.py, claim event_loop_blocked_s).
+_MOST_READS = 8
 # a plan is asked again after so long: other requests take and free memory too
 _ASK_AGAIN_S = 0.5
 
@@ -82,6 +85,7 @@ class BatchRunner:
         self._models = models
         self._settings = settings
         self._limits: dict[str, LineLimit] = defaultdict(lambda: LineLimit(settings.window))
+        self._reads = asyncio.Semaphore(_MOST_READS)
         self._runs: dict[str, _Run] = {}
         self._cancelled: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
@@ -198,7 +202,8 @@ class BatchRunner:
 
     async def _line(self, run: _Run, plan: LivePlan, line: Pending, news: asyncio.Event) -> None:
         """Run one line, from the file to its result on the disk."""
-        data = await asyncio.to_thread(run.read, line)
+        async with self._reads:
+            data = await asyncio.to_thread(run.read, line)
         entry = parse_entry(data)
 
         before = line.weight - output_guess(entry)

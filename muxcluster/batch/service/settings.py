@@ -12,3 +12,4 @@ class BatchSettings:
     max_lines: int = 1_000_000  # of an input file
     max_line_bytes: int = 32 * 2**20  # a longer line fails, the others run
     max_running: int = 128  # lines of a model without a plan that run at a time
+    max_key_bytes: int | None = None  # of all files of one API key; None: no limit

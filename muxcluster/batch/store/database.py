@@ -13,7 +13,7 @@ from muxcluster.core.inputs.private import make_private_folder, open_private, ti
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, purpose TEXT NOT NULL, name TEXT NOT NULL,
-    num_bytes INTEGER NOT NULL, created_at INTEGER NOT NULL
+    num_bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER
 );
 CREATE TABLE IF NOT EXISTS batches (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
@@ -23,7 +23,7 @@ CREATE TABLE IF NOT EXISTS batches (
     num_failed INTEGER NOT NULL DEFAULT 0, output_bytes INTEGER NOT NULL DEFAULT 0,
     error_bytes INTEGER NOT NULL DEFAULT 0, problem TEXT NOT NULL DEFAULT '',
     prompt_tokens INTEGER NOT NULL DEFAULT 0, cached_tokens INTEGER NOT NULL DEFAULT 0,
-    output_tokens INTEGER NOT NULL DEFAULT 0
+    output_tokens INTEGER NOT NULL DEFAULT 0, results_lifetime_s INTEGER
 );
 CREATE TABLE IF NOT EXISTS lines (
     batch INTEGER NOT NULL, number INTEGER NOT NULL, offset INTEGER NOT NULL,
@@ -31,6 +31,8 @@ CREATE TABLE IF NOT EXISTS lines (
     has_ended INTEGER NOT NULL, family BLOB NOT NULL DEFAULT x'', PRIMARY KEY (batch, number)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX IF NOT EXISTS line_names ON lines (batch, digest);
+CREATE INDEX IF NOT EXISTS file_owners ON files (owner);
+CREATE INDEX IF NOT EXISTS batch_states ON batches (status, owner);
 """
 
 
@@ -130,11 +132,16 @@ class Database:
 def _bring_up_to_date(connection: sqlite3.Connection) -> None:
     """Add the columns that earlier versions lack.
 
-    Lines that ended before count no tokens; those that have not keep the order of their file.
+    Lines that ended before count no tokens; those that have not keep the order of their file;
+    files are kept until they are deleted.
     """
     found = {row[1] for row in connection.execute("PRAGMA table_info(batches)")}
     for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
         if name not in found:
             connection.execute(f"ALTER TABLE batches ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
+    if "results_lifetime_s" not in found:
+        connection.execute("ALTER TABLE batches ADD COLUMN results_lifetime_s INTEGER")
+    if "expires_at" not in {row[1] for row in connection.execute("PRAGMA table_info(files)")}:
+        connection.execute("ALTER TABLE files ADD COLUMN expires_at INTEGER")
     if "family" not in {row[1] for row in connection.execute("PRAGMA table_info(lines)")}:
         connection.execute("ALTER TABLE lines ADD COLUMN family BLOB NOT NULL DEFAULT x''")

@@ -86,14 +86,15 @@ def custom_id_of(data: bytes | None) -> str | None:
 # Characters of a prompt whose digests make its family: prompts that begin alike are neighbours
 # when lines are sorted by it, those that agree for longer nearer
 _FAMILY_CHARS = (64, 256, 1024)
-_FAMILY_BYTES = 4  # of each digest
+_DIGEST_BYTES = 4  # of each
+FAMILY_BYTES = _DIGEST_BYTES * len(_FAMILY_CHARS)
 
 
 def family_of(entry: Entry) -> bytes:
     """Return a key by which requests with like prompts are neighbours; nothing is tokenised."""
     text = _beginning(entry.body)
     return b"".join(
-        blake2b(text[:most].encode(errors="replace"), digest_size=_FAMILY_BYTES).digest()
+        blake2b(text[:most].encode(errors="replace"), digest_size=_DIGEST_BYTES).digest()
         for most in _FAMILY_CHARS
     )
 

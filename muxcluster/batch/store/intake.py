@@ -89,6 +89,7 @@ class Intake:
             number, error_bytes = connection.execute(sql, (batch_id,)).fetchone()
             names = _Names(connection, number)
             failures = [failure for line in lines if (failure := self._check(line, names))]
+            names.write()
             path = store.path_of(self._batch.error_file_id)
             error_bytes = append(path, error_bytes, (each.data for each in failures))
             connection.execute(
@@ -123,17 +124,25 @@ class Intake:
 
 
 class _Names:
-    """Lines entered so far by custom_id, within one transaction."""
+    """Lines entered so far by custom_id, within one transaction, at whose end they are written."""
 
     def __init__(self, connection: sqlite3.Connection, batch: int) -> None:
         self._connection = connection
         self._batch = batch
-        self.num_entered = 0
+        self._rows: list[tuple[object, ...]] = []
+        self._numbers: dict[bytes, int] = {}  # by digest, of `_rows`
+
+    @property
+    def num_entered(self) -> int:
+        return len(self._rows)
 
     def first(self, custom_id: str) -> int | None:
         """Return the number of the line that has this name."""
+        digest = _digest(custom_id)
+        if digest in self._numbers:
+            return self._numbers[digest]
         sql = "SELECT number FROM lines WHERE batch = ? AND digest = ?"
-        found = self._connection.execute(sql, (self._batch, _digest(custom_id))).fetchone()
+        found = self._connection.execute(sql, (self._batch, digest)).fetchone()
         return None if found is None else int(found[0])
 
     def check(self, custom_id: str) -> None:
@@ -148,13 +157,20 @@ class _Names:
         digest = None if custom_id is None else _digest(custom_id)
         model, weight, family = "", 0, b""
         if entry is not None:
-            model, weight, family = entry.model, _weight(line, entry), family_of(entry)
-        self._connection.execute(
-            "INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            model, weight, family = entry.model, weight_of(line, entry), family_of(entry)
+        if digest is not None:
+            self._numbers[digest] = line.number
+        self._rows.append(
             (self._batch, line.number, line.offset, line.size, digest, model, weight, not model)
-            + (family,),
+            + (family,)
         )
-        self.num_entered += 1
+
+    def write(self) -> None:
+        """Write all entered lines."""
+        self._connection.executemany(
+            "INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            self._rows,
+        )
 
 
 def _chunk(lines: Iterator[Line]) -> list[Line]:
@@ -172,6 +188,6 @@ def _digest(custom_id: str) -> bytes:
     return hashlib.sha256(custom_id.encode()).digest()[:16]
 
 
-def _weight(line: Line, entry: Entry) -> int:
+def weight_of(line: Line, entry: Entry) -> int:
     """Return the estimated tokens of the line, from its length and its limit."""
     return 1 + line.size // _TEXT_BYTES + output_guess(entry)

@@ -30,7 +30,8 @@ class Order:
     """A user's order of a batch. owner: of the batch and its files.
 
     endpoint: the only url of its lines; None: any. window: as given, "24h". deadline_s: end of the
-    window, Unix seconds; None: never.
+    window, Unix seconds; None: never. results_lifetime_s: how long its result files are kept; None:
+    until they are deleted.
     """
 
     owner: str
@@ -39,6 +40,7 @@ class Order:
     window: str = ""
     deadline_s: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    results_lifetime_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,11 @@ class Batch:
         return self.num_completed + self.num_failed
 
 
-_WINDOW = re.compile(r"([0-9]{1,6})(m|h|d)")
+_SPAN = re.compile(r"([0-9]{1,6})(m|h|d)")
 _UNIT_S = {"m": 60, "h": 3600, "d": 86400}
 MAX_WINDOW_S = 30 * 86400
+# of a file, as in OpenAI's API
+MIN_LIFETIME_S, MAX_LIFETIME_S = 3600, 30 * 86400
 
 
 def window_s(text: str) -> int:
@@ -102,9 +106,25 @@ def window_s(text: str) -> int:
 
     Raises InvalidValue for anything else, and beyond 30 days.
     """
-    found = _WINDOW.fullmatch(text)
-    seconds = int(found[1]) * _UNIT_S[found[2]] if found else 0
+    seconds = _span_s(text)
     if not 0 < seconds <= MAX_WINDOW_S:
         message = f"completion_window: expected 1m to 30d, such as 24h, found {text!r:.40}"
         raise InvalidValue(message, "completion_window")
     return seconds
+
+
+def lifetime_s(text: str) -> int:
+    """Return the seconds for which a file is kept: "1h" to "30d".
+
+    Raises InvalidValue for anything else.
+    """
+    seconds = _span_s(text)
+    if not MIN_LIFETIME_S <= seconds <= MAX_LIFETIME_S:
+        raise InvalidValue(f"expected 1h to 30d, such as 7d, found {text!r:.40}", "expires_after")
+    return seconds
+
+
+def _span_s(text: str) -> int:
+    """Return the seconds of minutes, hours or days; 0 for anything else."""
+    found = _SPAN.fullmatch(text)
+    return int(found[1]) * _UNIT_S[found[2]] if found else 0

@@ -21,9 +21,9 @@ from muxcluster.core.errors import StorageFailed
 from muxcluster.core.inputs.private import make_private_folder
 
 _BATCH = (
-    "id, owner, input_file_id, endpoint, window, deadline_s, metadata, status, times, num_total, "
-    "num_completed, num_failed, output_bytes, error_bytes, problem, prompt_tokens, cached_tokens, "
-    "output_tokens"
+    "id, owner, input_file_id, endpoint, window, deadline_s, metadata, results_lifetime_s, status, "
+    "times, num_total, num_completed, num_failed, output_bytes, error_bytes, problem, "
+    "prompt_tokens, cached_tokens, output_tokens"
 )
 
 
@@ -79,9 +79,11 @@ class BatchStore:
         with self.writing() as connection:
             connection.execute(
                 "INSERT INTO batches (id, owner, input_file_id, endpoint, window, deadline_s, "
-                "metadata, status, times) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "metadata, results_lifetime_s, status, times) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (batch_id, order.owner, order.input_file_id, order.endpoint, order.window)
-                + (order.deadline_s, metadata, Status.VALIDATING, times),
+                + (order.deadline_s, metadata, order.results_lifetime_s)
+                + (Status.VALIDATING, times),
             )
         return self.get(batch_id)
 
@@ -143,11 +145,14 @@ class BatchStore:
                 cut(path, size)
 
     def _publish(self, connection: sqlite3.Connection, batch: Batch, now: int) -> None:
+        lifetime_s = batch.order.results_lifetime_s
+        expires_at = None if lifetime_s is None else now + lifetime_s
         for file_id, size in _files(batch):
             if size:
                 connection.execute(
-                    "INSERT INTO files VALUES (?, ?, 'batch_output', ?, ?, ?)",
-                    (file_id, batch.order.owner, f"{file_id}.jsonl", size, now),
+                    "INSERT INTO files (id, owner, purpose, name, num_bytes, created_at, "
+                    "expires_at) VALUES (?, ?, 'batch_output', ?, ?, ?, ?)",
+                    (file_id, batch.order.owner, f"{file_id}.jsonl", size, now, expires_at),
                 )
 
     def record(self, batch_id: str, results: Sequence[Result]) -> None:
@@ -243,7 +248,8 @@ def _data(results: Sequence[Result]) -> Iterator[bytes]:
 
 
 def _batch(row: Sequence[Any]) -> Batch:
-    batch_id, owner, file_id, endpoint, window, deadline_s, metadata, status, times, *rest = row
-    order = Order(owner, file_id, endpoint, window, deadline_s, json.loads(metadata))
+    batch_id, owner, file_id, endpoint, window, deadline_s, metadata, lifetime_s, *rest = row
+    status, times, *rest = rest
+    order = Order(owner, file_id, endpoint, window, deadline_s, json.loads(metadata), lifetime_s)
     batch = Batch(batch_id, order, Status(status), json.loads(times), *rest[:-3])
     return replace(batch, use=Use(*rest[-3:]))

@@ -8,13 +8,12 @@ import typer
 from rich.console import Console
 
 from muxcluster.batch.store.entry import ENDPOINTS, parse_entry
-from muxcluster.batch.store.job import window_s
+from muxcluster.batch.store.job import lifetime_s, window_s
 from muxcluster.batch.store.lines import read_lines
 from muxcluster.cli.batch.options import LOCAL, Json, Key, Output, Url
 from muxcluster.cli.batch_local.files import ResultFiles
-from muxcluster.cli.batch_server.client import ApiObject, BatchServer
-from muxcluster.cli.batch_server.collecting import collect
-from muxcluster.cli.batch_server.showing import batch_line
+from muxcluster.cli.batch_server.client import BatchServer
+from muxcluster.cli.batch_server.ending import report
 from muxcluster.cli.batch_server.waiting import wait_for
 from muxcluster.core.errors import ConfigError, RequestError
 
@@ -29,6 +28,14 @@ def submit(  # noqa: PLR0913 - each parameter is an option of the command line
     endpoint: Annotated[
         str | None,
         typer.Option(help=f"The url of all its lines, {' or '.join(ENDPOINTS)} (the first line's)"),
+    ] = None,
+    expires_after: Annotated[
+        str | None,
+        typer.Option(
+            help="The server deletes the file so long after it came, and the results so long "
+            "after the end: 1h to 30d. Without it both are kept. Example: --expires-after 7d",
+            show_default=False,
+        ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for its end.")] = False,
     output: Output = None,
@@ -47,11 +54,16 @@ def submit(  # noqa: PLR0913 - each parameter is an option of the command line
         window_s(window)
     except RequestError as error:
         raise typer.BadParameter(f"--window: {error.message}") from error
+    try:
+        kept_s = None if expires_after is None else lifetime_s(expires_after)
+    except RequestError as error:
+        raise typer.BadParameter(f"--expires-after: {error.message}") from error
     files = None if output is None else ResultFiles(output)
     if files is not None:
         files.check_free()
     server = BatchServer(url, api_key)
-    batch = server.create(server.upload(file), endpoint or _first_url(file), window)
+    endpoint = endpoint or _first_url(file)
+    batch = server.create(server.upload(file, kept_s), endpoint, window, kept_s)
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     if wait or files is not None:
         console.print(f"{batch['id']} is submitted")
@@ -60,18 +72,9 @@ def submit(  # noqa: PLR0913 - each parameter is an option of the command line
         except KeyboardInterrupt:
             console.print(f"the batch goes on: muxcluster batch status {batch['id']}")
             raise
-        _report(server, batch, files, as_json=as_json)
-        if batch["status"] != "completed":
-            raise typer.Exit(1)
+        report(server, batch, files, as_json=as_json)
     else:
         typer.echo(json.dumps(batch, indent=2) if as_json else batch["id"])
-
-
-def _report(
-    server: BatchServer, batch: ApiObject, files: ResultFiles | None, *, as_json: bool
-) -> None:
-    told = [] if files is None else collect(server, batch, files)
-    typer.echo(json.dumps(batch, indent=2) if as_json else "\n".join([batch_line(batch), *told]))
 
 
 def _first_url(path: Path) -> str:

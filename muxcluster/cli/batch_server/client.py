@@ -16,6 +16,8 @@ from muxcluster.workload.files.put import put
 
 ApiObject = Mapping[str, Any]  # An object as OpenAI's API shows it
 TIMEOUT_S = 60.0  # until the start of each answer, and between parts of a file
+EVENT_TIMEOUT_S = 20.0  # between events of a batch, which come every few seconds
+PLAN_TIMEOUT_S = 900.0  # of a plan, for which the server reads the whole file
 _CHUNK_BYTES = 2**20
 # Fields of a batch that are read here, and of its counts
 _BATCH_FIELDS = {"id", "status", "request_counts", "output_file_id", "error_file_id"}
@@ -35,11 +37,20 @@ class BatchServer:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = bearer(api_key)
 
-    def upload(self, path: Path) -> str:
-        """Upload a file; return its id there. Raises ConfigError if it cannot be read too."""
+    def upload(self, path: Path, lifetime_s: int | None = None) -> str:
+        """Upload a file; return its id there. Raises ConfigError if it cannot be read too.
+
+        lifetime_s: after so long the server deletes it; None: never.
+        """
         mark = uuid.uuid4().hex
-        head = (
-            f'--{mark}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        fields = {"purpose": "batch"}
+        if lifetime_s is not None:
+            fields |= {f"expires_after[{k}]": str(v) for k, v in _expiry(lifetime_s).items()}
+        head = "".join(
+            f'--{mark}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+            for name, value in fields.items()
+        ).encode()
+        head += (
             f'--{mark}\r\nContent-Disposition: form-data; name="file"; '
             f'filename="{quote(os.fsencode(path.name))}"\r\n\r\n'
         ).encode()
@@ -56,10 +67,45 @@ class BatchServer:
         }
         return str(self._asked("files", _form(path, size, head, tail), headers, needs={"id"})["id"])
 
-    def create(self, file_id: str, endpoint: str, window: str) -> ApiObject:
-        """Create a batch of an uploaded file."""
-        fields = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": window}
+    def create(
+        self, file_id: str, endpoint: str, window: str, lifetime_s: int | None = None
+    ) -> ApiObject:
+        """Create a batch of an uploaded file. lifetime_s: of its result files; None: endless."""
+        fields: dict[str, Any] = {"input_file_id": file_id, "endpoint": endpoint}
+        fields["completion_window"] = window
+        if lifetime_s is not None:
+            fields["output_expires_after"] = _expiry(lifetime_s)
         return self._checked(self._asked("batches", json.dumps(fields).encode()))
+
+    def plan(self, file_id: str) -> ApiObject:
+        """Return what the job in an uploaded file would take; it is not started."""
+        data = json.dumps({"input_file_id": file_id}).encode()
+        with self._answer("batches/plan", data, timeout_s=PLAN_TIMEOUT_S) as answer:
+            found = self._json(answer)
+        if found.get("object") != "batch.plan":
+            raise self._not_ours()
+        return found
+
+    def delete(self, file_id: str) -> None:
+        """Delete a file."""
+        with self._answer(f"files/{quote(file_id, safe='')}", method="DELETE"):
+            pass
+
+    def events(self, batch_id: str) -> Iterator[ApiObject]:
+        """Yield the batch as it is now and whenever it changes, until it is over or the server ends
+        the stream. Raises ConfigError where the server has no events."""
+        path = f"batches/{quote(batch_id, safe='')}/events"
+        with self._answer(path, timeout_s=EVENT_TIMEOUT_S) as answer:
+            try:
+                for line in answer:
+                    name, _, data = line.partition(b":")
+                    if name != b"data" or data.strip() == b"[DONE]":
+                        continue
+                    yield self._checked(json.loads(data))
+            except ValueError as error:
+                raise self._not_ours() from error
+            except (OSError, http.client.HTTPException) as error:
+                raise Unavailable(f"{self.url} broke off its events: {error}") from error
 
     def batch(self, batch_id: str) -> ApiObject:
         """Return one batch as it is now."""
@@ -103,11 +149,17 @@ class BatchServer:
     ) -> dict[str, Any]:
         """Return the JSON of the answer. data: of a POST; None: a GET. needs: its fields."""
         with self._answer(path, data, headers) as answer:
-            try:
-                found = json.loads(answer.read())
-            except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-                raise Unavailable(f"{self.url} does not answer in JSON: {error}") from error
-        if not isinstance(found, dict) or not needs <= found.keys():
+            found = self._json(answer)
+        if not needs <= found.keys():
+            raise self._not_ours()
+        return found
+
+    def _json(self, answer: http.client.HTTPResponse) -> dict[str, Any]:
+        try:
+            found = json.loads(answer.read())
+        except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+            raise Unavailable(f"{self.url} does not answer in JSON: {error}") from error
+        if not isinstance(found, dict):
             raise self._not_ours()
         return found
 
@@ -123,9 +175,21 @@ class BatchServer:
         return Unavailable(f"{self.url} is not a server with batches")
 
     def _answer(
-        self, path: str, data: Any = None, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        data: Any = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        method: str | None = None,
     ) -> http.client.HTTPResponse:
-        return answer_of(self.url, path, data, {**self._headers, **(headers or {})}, TIMEOUT_S)
+        """Return the open answer. method: None: POST with data, else GET."""
+        sent = {**self._headers, **(headers or {})}
+        return answer_of(self.url, path, data, sent, timeout_s, method=method)
+
+
+def _expiry(lifetime_s: int) -> dict[str, str | int]:
+    return {"anchor": "created_at", "seconds": lifetime_s}
 
 
 def _form(path: Path, size: int, head: bytes, tail: bytes) -> Iterator[bytes]:

@@ -6,17 +6,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from muxcluster.cli.batch_server.client import ApiObject, BatchServer
-from muxcluster.cli.batch_server.showing import (
-    OVER,
-    duration_text,
-    left_s,
-    num_ended,
-    problems_of,
-)
+from muxcluster.cli.batch_server.following import followed
+from muxcluster.cli.batch_server.showing import duration_text, left_s, num_ended, problems_of
 from muxcluster.core.errors import Unavailable
 
-POLL_S = 1.0
-PATIENCE_S = 600.0  # longest absence of the server: batches survive its restart
 _COLUMNS = (
     TextColumn("{task.description}"),
     BarColumn(),
@@ -30,29 +23,23 @@ def wait_for(server: BatchServer, batch_id: str, console: Console) -> ApiObject:
 
     Raises ConfigError if there is no such batch, Unavailable if the server stays away.
     """
-    answered_s = time.monotonic()
-    with Progress(*_COLUMNS, console=console, transient=True) as bar:
+    is_hidden = not console.is_terminal  # of which an empty line would be left
+    with Progress(*_COLUMNS, console=console, transient=True, disable=is_hidden) as bar:
         shown = bar.add_task("waiting", total=None, left="")
-        while True:
-            try:
-                batch = server.batch(batch_id)
-            except Unavailable as error:
-                if time.monotonic() - answered_s > PATIENCE_S:
-                    raise
-                bar.update(shown, description="no server", left=str(error))
-            else:
-                answered_s = time.monotonic()
-                if batch["status"] in OVER:
-                    return batch
-                ended, total = num_ended(batch)
-                bar.update(
-                    shown,
-                    description=batch["status"],
-                    total=total or None,
-                    completed=ended,
-                    left=_left_text(batch),
-                )
-            time.sleep(POLL_S)
+        for batch in followed(server, batch_id):
+            if isinstance(batch, Unavailable):
+                bar.update(shown, description="no server", left=str(batch))
+                continue
+            ended, total = num_ended(batch)
+            bar.update(
+                shown,
+                description=batch["status"],
+                total=total or None,
+                completed=ended,
+                left=_left_text(batch),
+            )
+    assert not isinstance(batch, Unavailable)
+    return batch
 
 
 def _left_text(batch: ApiObject) -> str:

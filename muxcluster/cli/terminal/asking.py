@@ -19,15 +19,22 @@ def bearer(api_key: str | None) -> dict[str, str]:
 
 
 def answer_of(
-    url: str, path: str, data: Any, headers: Mapping[str, str], timeout_s: float
+    url: str,
+    path: str,
+    data: Any,
+    headers: Mapping[str, str],
+    timeout_s: float,
+    *,
+    method: str | None = None,
 ) -> http.client.HTTPResponse:
     """Return the open answer of `url`/v1/`path`. data: of a POST of JSON; None: a GET.
 
-    timeout_s: until the start of the answer, and between its parts. Raises ConfigError if the
-    server refuses the request, Unavailable if it does not answer or cannot serve now.
+    method: another one than these. timeout_s: until the start of the answer, and between its parts.
+    Raises ConfigError if the server refuses the request, Unavailable if it does not answer or
+    cannot serve now.
     """
     sent = {"Content-Type": "application/json", **headers}
-    request = urllib.request.Request(f"{url}/v1/{path}", data, sent)
+    request = urllib.request.Request(f"{url}/v1/{path}", data, sent, method=method)
     try:
         answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout_s)
     except urllib.error.HTTPError as error:

@@ -1,6 +1,7 @@
 """A batch job, its orders and its units, as lines and as JSON."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.text import Text
@@ -9,7 +10,7 @@ from muxcluster.batch.plan.prediction import Comparison, Predicted
 from muxcluster.cli.views.simulation import line_of
 from muxcluster.cli.views.words import gib_text, percent_text, seconds_text
 from muxcluster.offline.choice import JobSummary
-from muxcluster.offline.predictor import Prediction
+from muxcluster.offline.predictor import Prediction, UseOverTime
 
 _ORDERS = (
     "order",
@@ -105,6 +106,20 @@ def plan_content(found: Comparison) -> dict[str, Any]:
         ],
         "units": [_unit(unit, found.best) for unit in found.units],
     }
+
+
+def plan_uses(found: Comparison) -> dict[str, UseOverTime]:
+    """Return each unit's use over time in the best order, stretched to its whole part, by title."""
+    return {
+        f"{unit.part.setting.spec.name} on {unit.part.setting.unit.spec.unit_id}, order "
+        f"{found.best}": _stretched(unit, found.best)
+        for unit in found.units
+    }
+
+
+def _stretched(unit: Predicted, order: str) -> UseOverTime:
+    use = unit.choice.predictions[order].use
+    return replace(use, bin_s=use.bin_s * unit.scale)
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Text]:

@@ -10,9 +10,10 @@ from rich.text import Text
 
 from muxcluster.batch.plan.prediction import Comparison, PredictionOptions, compare
 from muxcluster.batch.plan.setting import settings_of
-from muxcluster.cli.views.batch_job import plan_content, plan_lines
+from muxcluster.cli.views.batch_job import plan_content, plan_lines, plan_uses
 from muxcluster.cli.views.words import seconds_text
 from muxcluster.config.load import Config
+from muxcluster.offline.predictor import UseOverTime
 from muxcluster.placement.names import nearest
 from muxcluster.sim.batch.together import OrderedJob, Together, compare_together
 from muxcluster.sim.core.unit import SimUnit
@@ -127,6 +128,15 @@ def several_lines(found: JobsByModel) -> Iterator[Text]:
             f"{seconds_text(each.one_after_other_s)}: {advice}",
             style="bold",
         )
+
+
+def several_uses(found: JobsByModel) -> dict[str, UseOverTime]:
+    """Return the uses of each model's plan by title, alone on its units."""
+    return {
+        title: use
+        for comparison in found.comparisons.values()
+        for title, use in plan_uses(comparison).items()
+    }
 
 
 def several_content(found: JobsByModel) -> dict[str, Any]:

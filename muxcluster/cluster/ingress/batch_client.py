@@ -9,7 +9,7 @@ from typing import Any, Concatenate
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from muxcluster.batch.service.interface import BatchService, Figures
+from muxcluster.batch.service.interface import ApiObject, BatchService, Figures
 from muxcluster.batch.store.database import database_path
 from muxcluster.cluster.ingress.batch_host import make_host
 from muxcluster.cluster.ray.actor_calls import Method, P, R
@@ -20,6 +20,7 @@ from muxcluster.http.settings import ApiSettings
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0  # an actor that hangs is never reported
+PLAN_TIMEOUT_S = 900.0  # of the prediction of a file, which reads all of it
 
 
 def _asked(method: Method[P, R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
@@ -68,6 +69,7 @@ class BatchServiceClient:
     read = _asked(BatchService.read)
     create = _asked(BatchService.create)
     batch = _asked(BatchService.batch)
+    changed = _asked(BatchService.changed)
     batches = _asked(BatchService.batches)
     cancel = _asked(BatchService.cancel)
 
@@ -75,14 +77,23 @@ class BatchServiceClient:
         """As `BatchService.figures`; None where this process has not asked for batches yet."""
         return None if self._host is None else await self.ask(BatchService.figures)
 
+    async def plan(self, owner: str, file_id: str, endpoint: str | None) -> ApiObject:
+        """As `BatchService.plan`."""
+        return await self._answer(PLAN_TIMEOUT_S, BatchService.plan, owner, file_id, endpoint)
+
     async def ask(self, method: Method[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the actor's answer to a method of `BatchService`.
 
         Raises what the batch service raises; NotReady where no answer comes.
         """
+        return await self._answer(TIMEOUT_S, method, *args, **kwargs)
+
+    async def _answer(
+        self, timeout_s: float, method: Method[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
         try:
             call = (await self._found()).ask.remote(method.__name__, *args, **kwargs)
-            answer: R = await asyncio.wait_for(call, TIMEOUT_S)
+            answer: R = await asyncio.wait_for(call, timeout_s)
             return answer
         except RayTaskError as error:
             if isinstance(error.cause, MuxClusterError):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from muxcluster.batch.service.local import LocalBatchService
+from muxcluster.batch.service.short_collections import keep_collections_short
 from muxcluster.cluster.control.controller import Controller
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
 from muxcluster.cluster.units.actors import BATCHES, make_on_head
@@ -66,6 +67,7 @@ class BatchHost:
             asyncio.create_task(keep_in_step(self._unit_links, calls.directory)),
             asyncio.create_task(self._follow_models()),
             asyncio.create_task(self._batch_service.start()),
+            asyncio.create_task(keep_collections_short(lambda: self._batch_service.is_running)),
         )
 
     async def _follow_models(self) -> None:

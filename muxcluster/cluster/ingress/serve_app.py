@@ -145,6 +145,7 @@ def settings_of(config: Config) -> ApiSettings:
             batch.max_lines,
             batch.max_line_bytes,
             batch.max_running,
+            batch.max_key_bytes,
         ),
     )
 

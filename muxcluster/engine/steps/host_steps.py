@@ -115,8 +115,8 @@ class HostSteps:
         """Return False: nothing is recorded."""
         return False
 
-    def launch(self, rows: Rows, num_steps: int) -> Pending:
-        """As `ModelRunner.launch`; done on return."""
+    def launch(self, rows: Rows, num_steps: int, *, is_recorded: bool = True) -> Pending:
+        """As `ModelRunner.launch`; done on return, and nothing is recorded."""
         sampling = np.flatnonzero(rows.samples)
         starts, counts = rows.starts, rows.counts
         steps: list[Sampled] = []

@@ -37,7 +37,7 @@ class Steps(Protocol):
 
     def record_next(self) -> bool: ...
 
-    def launch(self, rows: Rows, num_steps: int) -> Pending: ...
+    def launch(self, rows: Rows, num_steps: int, *, is_recorded: bool) -> Pending: ...
 
     def waits(self, rows: Rows) -> bool: ...
 
@@ -107,15 +107,17 @@ class ModelRunner:
         """
         return self._steps.record_next()
 
-    def launch(self, rows: Rows, num_steps: int) -> Pending:
+    def launch(self, rows: Rows, num_steps: int, *, is_recorded: bool = True) -> Pending:
         """Give the rows to the device; with `num_steps` > 1 each continues from its sampled token.
 
+        is_recorded: recorded steps may be used, and memory be taken for them. False for prompts
+        where nothing decodes: the plan has no memory for recorded steps there.
         Sampled tokens are written to the history before anything that is launched later, so the
         next steps may continue from them unseen. Waits for the device only if a row needs what the
         host computes: penalties, bias, logprobs.
         """
         assert num_steps == 1 or np.all(rows.samples), "only decode rows take several steps"
-        return self._steps.launch(rows, num_steps)
+        return self._steps.launch(rows, num_steps, is_recorded=is_recorded)
 
     def waits(self, rows: Rows) -> bool:
         """Return whether `launch` returns only when the rows that decode have ended."""

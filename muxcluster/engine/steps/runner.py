@@ -63,6 +63,7 @@ class UnitRunner:
         naming the file of a model that cannot be loaded.
         """
         self._spec = spec
+        self._workers = {worker.worker_id: worker for worker in spec.workers}
         self._device = torch.device(spec.device)
         capture = capture or capture_for(self._device)
         self._group = group
@@ -120,8 +121,7 @@ class UnitRunner:
         Other runners of this process, at other shares too, need not do it again.
         """
         self._use_device()
-        (worker,) = (each for each in self._spec.workers if each.worker_id == worker_id)
-        policy = self._spec.scheduler
+        worker, policy = self._workers[worker_id], self._spec.scheduler
         for model in self._spec.models:
             most = min(model.max_seqs, max(policy.max_decode_rows, policy.token_budget))
             shares = policy.shared_prefix_tokens > 0 and model.prefix_caching
@@ -138,7 +138,7 @@ class UnitRunner:
         which a worker of mixed jobs decodes are recorded when they are met.
         """
         self._use_device()
-        (worker,) = (each for each in self._spec.workers if each.worker_id == worker_id)
+        worker = self._workers[worker_id]
         if Phase.DECODE not in worker.phases:
             return
         for model in self._spec.models:
@@ -160,7 +160,9 @@ class UnitRunner:
         rows, order = side_by_side(job.rows)
         pieces = cut(rows, threads if model.is_fused else 1)
         if len(pieces) == 1:
-            pending = model.launch(rows, job.max_steps)
+            phases = self._workers[job.worker_id].phases
+            is_recorded = job.phase is not Phase.PREFILL or Phase.DECODE in phases
+            pending = model.launch(rows, job.max_steps, is_recorded=is_recorded)
         else:
             work = partial(model.run, num_steps=job.max_steps)
             pending = Ready(self._pieces.run(work, rows, pieces, threads))

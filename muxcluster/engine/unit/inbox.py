@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 from muxcluster.core.batch_part import LineOver, PartOver
 from muxcluster.core.events import Finished, FinishReason, StepOutput
-from muxcluster.core.request import PinnedPrefix, Request, Unpin
+from muxcluster.core.request import Request
 from muxcluster.offline.unit_feeder import FedPart, PartRenewed, UnitFeeder
 from muxcluster.scheduling.completion import events_only
 from muxcluster.scheduling.scheduler import UnitScheduler
 
 # a str is the id of a request to abort
-Message = Request | PinnedPrefix | Unpin | FedPart | LineOver | PartOver | PartRenewed | str
+Message = Request | FedPart | LineOver | PartOver | PartRenewed | str
 
 
 class Inbox:
@@ -44,10 +44,8 @@ class Inbox:
                 feeder.add(message)
             elif isinstance(message, PartRenewed):
                 feeder.renew(message)
-            elif isinstance(message, LineOver | PartOver):
-                feeder.tell(message)
             else:
-                scheduler.batch_memory.take(message)
+                feeder.tell(message)
             if output is not None:
                 yield output
 

@@ -9,20 +9,20 @@ from dataclasses import replace
 
 from muxcluster.core.backends import ModelBackend, as_loaded
 from muxcluster.core.batch_part import BatchPart, PartMessage
-from muxcluster.core.clock import Clock, MonotonicClock
 from muxcluster.core.errors import InvalidValue, NotReady
 from muxcluster.core.events import Finished, FinishReason, StepOutput, TokenDelta
-from muxcluster.core.request import PinnedPrefix, Request, Unpin
+from muxcluster.core.request import Request
 from muxcluster.core.served import SharingStats, UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Executor, JobDone, Outcome, OwnerLost, StillRunning
+from muxcluster.engine.unit.clock import Clock, MonotonicClock
 from muxcluster.engine.unit.deltas import BatchDeltas, deltas_of
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.engine.unit.inbox import Inbox, Message
 from muxcluster.engine.unit.job_log import JobLog
 from muxcluster.engine.unit.warm_up import warm_up
+from muxcluster.offline.process.planning import PlanningProcess
 from muxcluster.offline.unit_feeder import FedPart, PartRenewal, UnitFeeder
-from muxcluster.scheduling.memory.batch_memory import BatchSpace
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.scheduling.steptime.seed import MeasuredSeed
@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 OutputSink = Callable[[Mapping[str, TokenDelta]], None]
 
 _MIN_WAIT_S = 0.001  # so that a deadline already past does not make the loop spin
+# lines whose plan is renewed in this process: it takes some milliseconds, another process a second
+# to start
+_FEW_LINES = 512
 
 
 class Unit:
@@ -64,7 +67,9 @@ class Unit:
         self._scheduler = UnitScheduler(spec, seed=self._measured)
         self._feeder = UnitFeeder(spec, self._scheduler.batch_memory)
         self._batch_deltas = BatchDeltas()
+        # a thread that waits for the process: plans take 0.1 s under Python's lock
         self._planner = ThreadPoolExecutor(1, f"planner {spec.unit_id}")
+        self._plans = PlanningProcess()
         self._jobs = JobLog()
         self._lock = threading.Lock()
         self._inbox = Inbox()
@@ -151,19 +156,12 @@ class Unit:
         # made here and not on the unit's thread, which would stand still meanwhile
         told = FedPart.of(message) if isinstance(message, BatchPart) else message
         with self._lock:
-            if self._refusal is None:
-                self._post(told)
-
-    def pin(self, message: PinnedPrefix | Unpin) -> None:
-        """Pin a planned batch's prefix, from any thread; ignored if the unit takes no requests."""
-        with self._lock:
-            if self._refusal is None:
-                self._post(message)
-
-    def batch_space(self, model: str | None) -> BatchSpace:
-        """Return the memory that a model's batch requests, or all, find now, from any thread."""
-        with self._lock:
-            return self._scheduler.batch_memory.space(model)
+            if self._refusal is not None:
+                return
+            self._post(told)
+            if isinstance(message, BatchPart) and len(message) > _FEW_LINES:
+                # lines wait for the plan that follows their sample: its process starts meanwhile
+                self._planner.submit(self._plans.open)
 
     def stats(self) -> UnitStats:
         """Return the unit's state and the jobs that ended since the last call; from any thread."""
@@ -265,9 +263,11 @@ class Unit:
     def _make_plan(self, renewal: PartRenewal) -> None:
         """Renew a plan; called on the planner's thread."""
         try:
-            found = renewal.run()
+            is_short = len(renewal) <= _FEW_LINES
+            found = renewal.run() if is_short else self._plans.call(renewal.run)
         except Exception:
-            logger.exception("%s: a batch keeps its old plan", self._name)
+            if self._refusal is None:  # else the unit ends, and its process with it
+                logger.exception("%s: a batch keeps its old plan", self._name)
             return
         with self._lock:
             if self._refusal is None:
@@ -352,4 +352,5 @@ class Unit:
                 self._open.clear()
                 self._batch_deltas.clear()
             self._planner.shutdown(wait=False, cancel_futures=True)
+            self._plans.close()
             self._executor.close()

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from muxcluster.core.clock import Clock
 from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.executor import Executor, OwnerLost
+from muxcluster.engine.unit.clock import Clock
 from muxcluster.engine.unit.warm_up_scheduler import LostInWarmUp, WarmUpScheduler
 from muxcluster.scheduling.steptime.seed import MeasuredSeed
 

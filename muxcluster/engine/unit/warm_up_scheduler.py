@@ -4,13 +4,13 @@ from itertools import count
 
 import numpy as np
 
-from muxcluster.core.clock import Clock
 from muxcluster.core.events import Preempted, StepOutput
 from muxcluster.core.job import Job, Phase
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.executor import Executor, JobDone, JobFailed, Outcome, OwnerLost
+from muxcluster.engine.unit.clock import Clock
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.scheduling.steptime.seed import MeasuredSeed
 

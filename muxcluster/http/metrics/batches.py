@@ -55,4 +55,8 @@ class BatchMetrics(Collector):
             "muxcluster:batch_storage_failures", "Writes of batch results that the disk refused."
         )
         failures.add_metric([], figures.num_storage_failures)
-        yield from (batches, lines, tokens, waiting, failures)
+        stored = GaugeMetricFamily(
+            "muxcluster:batch_stored_bytes", "Bytes of files, and of the results of open batches."
+        )
+        stored.add_metric([], figures.num_stored_bytes)
+        yield from (batches, lines, tokens, waiting, failures, stored)

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from muxcluster.text.schemas import (
     BatchBody,
+    BatchPlanBody,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -19,6 +20,7 @@ BODIES: tuple[type[BaseModel], ...] = (
     TokenizeBody,
     DetokenizeBody,
     BatchBody,
+    BatchPlanBody,
 )
 REFERENCE = "#/components/schemas/{model}"
 

@@ -1,5 +1,6 @@
 """/v1/files: input and result files of batches."""
 
+import re
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
@@ -11,13 +12,19 @@ from muxcluster.batch.service.interface import PURPOSE, ApiObject, BatchService
 from muxcluster.batch.store.files import FilePage
 from muxcluster.core.errors import InvalidValue, MissingParameter, UnsupportedParameter
 from muxcluster.core.inputs.clip import plain
+from muxcluster.http.routes.documents import REFERENCE
 from muxcluster.http.routes.form import Piece, form_pieces
 from muxcluster.http.routes.generation import json_response
+from muxcluster.text.schemas import ExpiryForm
+from muxcluster.text.validation.body import parse
 
 CHUNK_BYTES = 2**20  # of a file, between the server's processes
 MAX_FIELD_BYTES = 256
 MAX_NAME_CHARS = 255
 MAX_FILES = 10_000
+_PURPOSE, _EXPIRY = "purpose", "expires_after"
+_FIELDS = frozenset({_PURPOSE, f"{_EXPIRY}[anchor]", f"{_EXPIRY}[seconds]"})
+_WHOLE = re.compile(r"[0-9]{1,18}")
 UPLOAD_FORM = {
     "requestBody": {
         "required": True,
@@ -29,6 +36,7 @@ UPLOAD_FORM = {
                     "properties": {
                         "file": {"type": "string", "format": "binary"},
                         "purpose": {"type": "string", "enum": [PURPOSE]},
+                        "expires_after": {"$ref": REFERENCE.format(model="ExpiresAfter")},
                     },
                 }
             }
@@ -114,7 +122,7 @@ class _UploadForm:
     def __init__(self, batch_service: BatchService, owner: str) -> None:
         self._batch_service = batch_service
         self._owner = owner
-        self._purpose = b""
+        self._fields: dict[str, bytes] = {}
         self._name = ""
         self._upload_id: str | None = None
         self._waiting = bytearray()
@@ -123,10 +131,11 @@ class _UploadForm:
         """Take a piece. Raises RequestError for another form, and what the batch service raises."""
         if piece.name == "file":
             await self._take_file(piece)
-        elif piece.name == "purpose":
-            self._purpose += piece.data
-            if len(self._purpose) > MAX_FIELD_BYTES:
-                raise InvalidValue("purpose: too long", "purpose")
+        elif piece.name in _FIELDS:
+            value = self._fields.get(piece.name, b"") + piece.data
+            if len(value) > MAX_FIELD_BYTES:
+                raise InvalidValue(f"{piece.name}: too long", piece.name)
+            self._fields[piece.name] = value
         else:
             raise UnsupportedParameter(f"unknown field {plain(piece.name)}", plain(piece.name))
 
@@ -149,12 +158,29 @@ class _UploadForm:
         """Return the file object. Raises as `take`."""
         if self._upload_id is None:
             raise MissingParameter("missing required field file", "file")
-        if not self._purpose:
+        purpose = self._field(_PURPOSE)
+        if not purpose:
             raise MissingParameter("missing required field purpose", "purpose")
+        lifetime_s = self._lifetime_s()
         if self._waiting:
             await self._send()
-        purpose = self._purpose.decode(errors="replace")
-        return await self._batch_service.finish(self._upload_id, self._name, purpose)
+        return await self._batch_service.finish(self._upload_id, self._name, purpose, lifetime_s)
+
+    def _field(self, name: str) -> str | None:
+        value = self._fields.get(name)
+        return None if value is None else value.decode(errors="replace")
+
+    def _lifetime_s(self) -> int | None:
+        """Return the seconds of `expires_after`; None without it. Raises RequestError."""
+        given = {name: self._field(f"{_EXPIRY}[{name}]") for name in ("anchor", "seconds")}
+        if not any(value is not None for value in given.values()):
+            return None
+        fields = {
+            name: int(value) if name == "seconds" and _WHOLE.fullmatch(value) else value
+            for name, value in given.items()
+            if value is not None
+        }
+        return parse(ExpiryForm, {_EXPIRY: fields}).expires_after.seconds
 
     async def abandon(self) -> None:
         """Forget the upload."""

@@ -159,6 +159,23 @@ def steady(
     return found, unit
 
 
+def gain_over_mixed(tenants: Sequence[Tenant], loads: Loads, rates: Sequence[float]) -> float:
+    """Return how much faster jobs side by side are than mixed jobs with the same prompts and rows.
+
+    That is what `scheduling.lanes.unsharing.SharingJudge` measures; below 1 a unit unshares.
+    loads: of jobs side by side.
+    """
+    found, unit = steady(tenants, loads, rates)
+    mixed_s, idle = 0.0, 1 - min(1.0, unit.prefill_load(found))  # seconds of a second
+    for tenant, each in zip(tenants, found, strict=True):
+        cost = tenant.cost
+        step_s, prompt_s = cost.step_s(max(1.0, each.rows), 1.0), cost.prefill_job_s(1.0)
+        joined_s = cost.mixed_job_s(step_s, prompt_s) - step_s
+        mixed_s += each.busy / each.gap_s * step_s + each.rate * joined_s
+        idle *= 1 - each.busy
+    return mixed_s / (1 - idle)
+
+
 def in_own_jobs(
     tenants: Sequence[Tenant], loads: Loads, rates: Sequence[float]
 ) -> tuple[Flow, ...]:

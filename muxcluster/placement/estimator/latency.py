@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from muxcluster.placement.estimator import beside, turns
 from muxcluster.placement.estimator.queueing import Flow, Quantiles, places_wait
@@ -9,6 +10,9 @@ from muxcluster.placement.estimator.shares import Loads, Tenant
 from muxcluster.placement.problem import LENGTH_CV2
 
 _LEAST_FREE = 0.02  # of what a model serves with all rows taken
+# Predicted gains of sharing within this of 1 leave open how a unit will run: the judge measures
+# with a margin of 0.02, the rest is the estimate's own error.
+_OPEN = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +50,23 @@ def latencies(
     """Return each model's latency if `served` of its rate is admitted.
 
     Requests that are not admitted (a fraction below 1) do not count as waiting. A unit that may run
-    its jobs in two ways does so by what it measures: it is promised what both of them keep.
+    its jobs in two ways does so by what it measures: where that is hard to tell beforehand, it is
+    promised what both of them keep.
     """
     rates = [each.rate * share for each, share in zip(tenants, served, strict=True)]
-    found = _latencies(tenants, loads, rates)
+    found = [_latencies(tenants, way, rates) for way in _likely(tenants, loads, rates)]
+    return tuple(reduce(_worse, of_model) for of_model in zip(*found, strict=True))
+
+
+def _likely(tenants: Sequence[Tenant], loads: Loads, rates: Sequence[float]) -> Sequence[Loads]:
+    """Return the ways in which the unit may run its jobs at these rates."""
     if loads.other is None:
-        return found
-    others = _latencies(tenants, loads.other, rates)
-    return tuple(_worse(first, second) for first, second in zip(found, others, strict=True))
+        return (loads,)
+    mixed, shared = (loads, loads.other) if loads.is_mixed else (loads.other, loads)
+    gain = beside.gain_over_mixed(tenants, shared, rates)
+    if abs(gain - 1) <= _OPEN:
+        return (loads, loads.other)
+    return (shared,) if gain > 1 else (mixed,)
 
 
 def _latencies(

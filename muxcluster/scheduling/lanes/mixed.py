@@ -12,10 +12,12 @@ from muxcluster.scheduling.lanes.view import LaneView, Proposal
 class MixedLane:
     """One job at a time at the full share; models rotate."""
 
-    uses_quotas = False
     phases = frozenset({Phase.MIXED})
     takes_turns = True
     may_pipeline = True
+
+    def __init__(self, *, uses_quotas: bool = False) -> None:
+        self.uses_quotas = uses_quotas
 
     def proposals(self, view: LaneView, now: float) -> Iterator[Proposal]:
         """Where nothing runs, the next model with work that memory lets run."""

@@ -17,8 +17,9 @@ from muxcluster.scheduling.shares import Place, ShareLedger
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.steptime.model import StepTimes
 
-# Part of the pool that is held from which on memory, not the prefill, is what prompts wait for.
-_HELD = 2 / 3
+# Part of the pool that is held from which on memory, not the prefill, is what prompts wait for; and
+# up to which it is the prefill alone. How many prompts wait makes no difference (design.md §2).
+_HELD, _HARDLY_HELD = 2 / 3, 1 / 3
 
 
 class Proposal(NamedTuple):
@@ -130,11 +131,10 @@ class LaneView:
     def prefill_urgency(self) -> float:
         """How far prompts rather than decodes hold the unit back, 0 to 1.
 
-        1: a full prefill job waits, and memory is free. 0: none waits, or two thirds of the pool
-        are held, so that a request that waits, waits for those that decode.
+        1: a third of the pool or less is held, so that a request waits for its prefill. 0: two
+        thirds are held, so that it waits for those that decode.
         """
-        fullness = min(1.0, sum(map(self._prompt_tokens, self.models)) / self._token_budget)
-        return fullness * max(0.0, 1.0 - self._memory.pool_use / _HELD)
+        return min(1.0, max(0.0, (_HELD - self._memory.pool_use) / (_HELD - _HARDLY_HELD)))
 
     def _prompt_tokens(self, model: ModelState) -> int:
         """Return its prompt tokens to compute, those of its queue only where the first has room."""

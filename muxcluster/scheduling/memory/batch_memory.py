@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from muxcluster.core.hashing import extend_hashes
-from muxcluster.core.request import PinnedPrefix, ServiceClass, Unpin
+from muxcluster.core.request import PinnedPrefix, ServiceClass
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.requests import chain_root, side_of
@@ -45,13 +45,6 @@ class BatchMemory:
             return BatchSpace(kv.num_blocks, others)
         quota = min(kv.num_blocks, model.kv.quota)
         return BatchSpace(quota, max(own, others - (kv.num_blocks - quota)))
-
-    def take(self, message: PinnedPrefix | Unpin) -> None:
-        """Pin or unpin a prefix."""
-        if isinstance(message, PinnedPrefix):
-            self.pin(message)
-        else:
-            self.unpin(message.pin_id)
 
     def pin(self, prefix: PinnedPrefix) -> None:
         """Keep a prefix that batch requests to come begin with: see `kvcache.eviction.Pins`.

@@ -25,6 +25,7 @@ class System:
     method: str  # one of `METHODS`
     lane: str  # of `muxcluster.scheduling.lanes`
     shares_sms: bool = True  # False: every job gets all SMs, one at a time
+    runs_mixed: bool = False  # with it, mixed jobs where no SMs are shared; quotas stay
     # False: each model keeps the part of the KV pool given by its planned rate and lengths.
     lends_blocks: bool = True
     packing: str | None = None  # of `muxcluster.scheduling.packing`; None: the configured one
@@ -51,7 +52,8 @@ SYSTEMS: dict[str, System] = {
 def system_named(text: str) -> System:
     """Return the system of a name with switches, as in "muxserve:sharing=off:quotas=off".
 
-    Switches: placement=METHOD, sharing=on|off, quotas=on|off, packing=NAME. Raises ValueError with
+    Switches: placement=METHOD, sharing=on|off|mixed, quotas=on|off, packing=NAME. sharing=mixed:
+    one mixed job at a time, and the quotas of the lane that would share. Raises ValueError with
     one line that lists the choices for an unknown name, switch or value, and for a switch that
     changes nothing because the lane never shares SMs or has no quotas.
     """
@@ -76,6 +78,8 @@ def _placed(system: System, value: str) -> System:
 def _sharing(system: System, value: str) -> System:
     if system.lane not in _SHARING:
         raise ValueError(f"{system.name} never shares SMs: leave sharing={value} out")
+    if value == "mixed" and system.lane == "adbs":
+        return replace(system, shares_sms=False, runs_mixed=True)
     return replace(system, shares_sms=_is_on("sharing", value))
 
 

@@ -44,7 +44,9 @@ def units_for(system: System, plan: Plan, problem: Problem) -> tuple[SimUnit, ..
     model or node that the problem does not have.
     """
     units = units_of(plan, asked_by(system, problem))
-    return units if system.shares_sms else tuple(map(_one_job_at_a_time, units))
+    if system.shares_sms:
+        return units
+    return tuple(_one_job_at_a_time(unit, runs_mixed=system.runs_mixed) for unit in units)
 
 
 def asked_by(system: System, problem: Problem) -> Problem:
@@ -59,9 +61,12 @@ def asked_by(system: System, problem: Problem) -> Problem:
     return replace(problem, policy=replace(problem.policy, scheduler=asked))
 
 
-def _one_job_at_a_time(unit: SimUnit) -> SimUnit:
-    """Return the unit with the same lane and one worker on all SMs, for every phase."""
+def _one_job_at_a_time(unit: SimUnit, *, runs_mixed: bool) -> SimUnit:
+    """Return the unit with the same lane and one worker on all SMs, for every phase.
+
+    runs_mixed: prompts and decodes of a model are one job, as the lane does where it shares no SMs.
+    """
     alone = unshared(unit.spec.scheduler.lane)
-    scheduler = replace(unit.spec.scheduler, may_unshare=False)
+    scheduler = replace(unit.spec.scheduler, may_unshare=runs_mixed)
     spec = replace(unit.spec, workers=alone.workers, partition=alone.partition, scheduler=scheduler)
     return replace(unit, spec=spec)

@@ -15,13 +15,15 @@ from transformers import LlamaConfig, MistralConfig, Qwen3Config
 
 from bench.kernels.fake_cuda import FakeCuda, load
 from muxcluster.config.facts import read_facts
-from muxcluster.core.job import Rows, WorkerSpec
+from muxcluster.core.job import Job, Phase, Rows, TableDelta, WorkerSpec
 from muxcluster.core.kvshape import KvShape
-from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.engine.forward.loaded_model import LoadedModel
+from muxcluster.engine.processes.rungs import WorkerRung, rung_per_share
 from muxcluster.engine.steps.device.captures import CudaGraphs
 from muxcluster.engine.steps.device.steps import DeviceSteps
-from muxcluster.placement.execution import unshared
+from muxcluster.engine.steps.runner import UnitMemory, UnitRunner
+from muxcluster.placement.execution import Execution, UnitPolicy, executions, unshared
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.memory import activation_bytes, recorded_bytes
 from muxcluster.placement.problem import Demand, Limits
@@ -151,3 +153,66 @@ def test_recorded_steps_fit_what_the_pool_leaves_for_them(tmp_path: Path, name: 
     one_place = unshared("mixed")
     reserve = recorded_bytes(GPUS["A100-80GB"], 1, [demand_of(tmp_path, name)], one_place)
     assert 0.8 * reserve - workspace < taken <= reserve - workspace
+
+
+A100 = GPUS["A100-80GB"]
+_SHARES = SchedulerSpec(may_unshare=False)
+EXECUTIONS: Mapping[str, Execution] = {
+    "one worker, mixed": unshared("mixed"),
+    "one worker, in turns": unshared("temporal"),
+    "one model": executions(A100, 1, 1)[1],
+    "sharing": executions(A100, 1, 3)[0],
+    "always sharing": executions(A100, 1, 3, UnitPolicy(_SHARES))[0],
+    "wide": executions(A100, 4, 3)[0],
+    "round robin": executions(A100, 1, 2, UnitPolicy(SchedulerSpec(lane="round-robin")))[0],
+}
+
+
+def rung_jobs(execution: Execution, rung: WorkerRung) -> list[Job]:
+    """Jobs of every kind that the scheduler gives the rung, of rows with one token to compute."""
+    worker = next(each for each in execution.workers if each.worker_id == rung.worker_id)
+    share = rung.share or 1.0
+    phases = set(worker.phases)
+    if not (execution.runs_mixed and share == worker.shares[-1]):
+        phases.discard(Phase.MIXED)
+    rows = Rows(
+        *(np.arange(4, dtype=np.int32) for _ in range(2)),
+        np.ones(4, np.int32),
+        np.ones(4, np.bool_),
+    )
+    none = np.empty(0, dtype=np.int32)
+    tables = TableDelta(none, none, np.empty((0, 16), dtype=np.int32))
+    return [
+        Job(number, "Llama-3.2-1B", phase, worker.worker_id, share, rows, tables)
+        for number, phase in enumerate(sorted(phases))
+    ]
+
+
+def recording_bytes(
+    cuda: FakeCuda, unit: UnitSpec, memory: UnitMemory, execution: Execution
+) -> list[int]:
+    """What each rung has taken once it recorded steps and ran jobs."""
+    runners, taken = [], []
+    for rung in rung_per_share(execution.workers):
+        before = cuda.live_bytes
+        runners.append(runner := UnitRunner(unit, memory))
+        runner.record(rung.worker_id, rung.share or 1.0)
+        for job in rung_jobs(execution, rung):
+            runner.launch(job).result()
+            runner.record_next()
+        taken.append(cuda.live_bytes - before)
+    return taken
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS)
+def test_as_many_rungs_take_memory_for_recorded_steps_as_the_plan_counts(
+    tmp_path: Path, execution: Execution
+) -> None:
+    model = spec_of(tmp_path, "Llama-3.2-1B")
+    logits_bytes = 4 * MAX_SEQS * model.vocab_size
+    unit = replace(unit_of(model, fuses=True), workers=execution.workers)
+    with torch.inference_mode(), FakeCuda() as cuda:
+        memory = UnitRunner(unit).memory
+        taken = recording_bytes(cuda, unit, memory, execution)
+    assert sum(each >= logits_bytes for each in taken) == execution.num_recordings
+    assert all(each >= logits_bytes or each < 0.1 * logits_bytes for each in taken)

@@ -7,13 +7,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from rich.console import Console
 
-from muxcluster.cli.batch_server import waiting
+from muxcluster.batch.service.planning import FileOrder, JobFile
+from muxcluster.cli.batch_server import following, waiting
 from muxcluster.cli.batch_server.client import BatchServer
 from muxcluster.cli.batch_server.showing import duration_text
-from muxcluster.core.errors import Unavailable
+from muxcluster.core.errors import ConfigError, Unavailable
 from muxcluster.http.settings import ApiSettings
 from tests.batch.jobs import line_of
 from tests.cli.calls import call, refusal
@@ -22,7 +24,7 @@ from tests.http.fakes import running_server, wait_until
 
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "POLL_S", 0.01)
+    monkeypatch.setattr(following, "POLL_S", 0.01)
 
 
 @pytest.fixture
@@ -215,16 +217,26 @@ def test_half_a_file_is_no_file(capsys, tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def _seen(monkeypatch, answers: list[Mapping[str, Any] | Exception]) -> Callable[[], int]:
-    """Lets the server answer so; how many answers are left."""
+Answers = list[Mapping[str, Any] | Exception]
 
-    def batch(self: BatchServer, batch_id: str) -> Mapping[str, Any]:
-        answer = answers.pop(0)
+
+def _seen(monkeypatch, answers: Answers, *streams: Answers) -> Callable[[], int]:
+    """Lets the server answer so, and stream so, then refuse streams; how many answers are left."""
+    later = iter(streams)
+
+    def next_of(some: Answers) -> Mapping[str, Any]:
+        answer = some.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    monkeypatch.setattr(BatchServer, "batch", batch)
+    def events(self: BatchServer, batch_id: str) -> Iterator[Mapping[str, Any]]:
+        stream = next(later, [ConfigError("http://x", "", "no such route")])
+        while stream:
+            yield next_of(stream)
+
+    monkeypatch.setattr(BatchServer, "batch", lambda self, batch_id: next_of(answers))
+    monkeypatch.setattr(BatchServer, "events", events)
     return answers.__len__
 
 
@@ -237,9 +249,152 @@ def test_waiting_outlives_a_restart_of_the_server(monkeypatch) -> None:
     server, console = BatchServer("http://x", None), Console(quiet=True)
     assert waiting.wait_for(server, "b", console) == ended
     assert num_left() == 1
-    monkeypatch.setattr(waiting, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(following, "PATIENCE_S", -1.0)
     with pytest.raises(Unavailable, match="gone"):
         waiting.wait_for(server, "b", console)
+
+
+def _card(status: str, completed: int) -> Mapping[str, Any]:
+    counts = {"total": 9, "completed": completed, "failed": 0}
+    return {"id": "b", "status": status, "request_counts": counts, "metadata": None}
+
+
+def test_events_are_followed_where_they_are_offered(monkeypatch) -> None:
+    """Asked once a connection: at the start, and after a stream that broke off."""
+    runs = [_card("in_progress", count) for count in range(6)]
+    ended = _card("completed", 9)
+    gone = Unavailable("gone")
+    num_left = _seen(
+        monkeypatch, [runs[0], gone, runs[3], runs[5]], [*runs[1:3], gone], [runs[4]], [ended]
+    )
+    told = list(following.followed(BatchServer("http://x", None), "b"))
+    assert told == [*runs[:3], gone, gone, *runs[3:], ended]
+    assert num_left() == 0
+
+
+def test_a_stream_without_a_first_event_is_not_asked_for_again(monkeypatch) -> None:
+    """Some proxies hold events back."""
+    runs, ended = _card("in_progress", 1), _card("completed", 9)
+    held_back = Unavailable("timed out")
+    num_left = _seen(monkeypatch, [runs, runs, ended], [held_back], [ended])
+    told = list(following.followed(BatchServer("http://x", None), "b"))
+    assert told == [runs, held_back, runs, ended]
+    assert num_left() == 0
+
+
+def test_following_prints_a_line_a_change(capsys, server, tmp_path, backend, says) -> None:
+    says("hello")
+    batch_id = call(capsys, "batch", "submit", _job(tmp_path, 5), "--expires-after", "2h")[
+        1
+    ].strip()
+    code, out, err = call(capsys, "batch", "status", batch_id, "--follow")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[-1] == f"{batch_id}: completed, 5 of 5 lines"
+    assert len(set(lines)) == len(lines)
+    code, out, _ = call(capsys, "batch", "status", batch_id, "--follow", "--json")
+    assert json.loads(out)["status"] == "completed"
+    assert "--follow needs" in refusal(capsys, "batch", "status", "--follow")
+    file = httpx.get(f"{server}/v1/files/{_json(capsys, 'status', batch_id)['output_file_id']}")
+    assert file.json()["expires_at"] == file.json()["created_at"] + 7200
+
+
+def test_waiting_for_a_batch_of_an_earlier_command(capsys, server, tmp_path, says) -> None:
+    says("hello")
+    batch_id = call(capsys, "batch", "submit", _job(tmp_path, 5))[1].strip()
+    output = tmp_path / "out.jsonl"
+    code, out, err = call(capsys, "batch", "wait", batch_id, "-o", str(output))
+    assert (code, err) == (0, "")
+    assert out == f"{batch_id}: completed, 5 of 5 lines\n5 answers in {output}\n"
+    assert _ids(output) == sorted(f"r{i}" for i in range(5))
+    refusal(capsys, "batch", "wait", "batch_none")
+
+
+FORETOLD: Mapping[str, Any] = {
+    "object": "batch.plan",
+    "num_lines": 12,
+    "num_bad": 1,
+    "bad_lines": [{"line": 7, "message": "the line is empty"}],
+    "duration_s": 150.0,
+    "prompt_tokens": 1000,
+    "cached_tokens": 250,
+    "output_tokens": 80,
+    "models": [
+        {
+            "model": "tiny",
+            "num_lines": 10,
+            "num_read": 8,
+            "num_known_outputs": 3,
+            "prompt_tokens": 1000,
+            "cached_tokens": 250,
+            "output_tokens": 80,
+            "density": 1.5,
+            "sharing": 0.3,
+            "order": "blend",
+            "duration_s": 150.0,
+            "units": [
+                {
+                    "unit": "a-0",
+                    "duration_s": 150.0,
+                    "use": {
+                        "bin_s": 75.0,
+                        "compute": [0.5, 0.6],
+                        "memory": [0.0, 0.2],
+                        "held": [0.1, 0.9],
+                    },
+                }
+            ],
+        }
+    ],
+    "not_predicted": {"gone": 1},
+}
+
+
+def test_a_servers_plan_is_shown_and_its_file_deleted(
+    capsys, server, tmp_path, monkeypatch
+) -> None:
+    job, plot = _job(tmp_path, 3), tmp_path / "job.svg"
+
+    async def predicted(self: FileOrder, job: JobFile) -> Mapping[str, Any]:
+        assert len(job.path.read_bytes().splitlines()) == 3
+        return FORETOLD
+
+    monkeypatch.setattr(FileOrder, "predict", predicted)
+    code, out, err = call(capsys, "batch", "plan", job, "--server", server, "--plot", str(plot))
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "12 lines, 2 min if nothing else runs: 1000 prompt tokens, 25% of them from the prefix "
+        "cache, 80 output tokens",
+        "model  lines  prompt tokens  cached  output tokens  density  order",
+        "tiny      10           1000     25%             80     1.50  blend  2 min",
+        "tiny: predicted on 8 of its lines",
+        "tiny: most output lengths are not known; a line's limit, or the configured mean, is "
+        "taken for them",
+        "gone: 1 lines that no unit can run now",
+        "1 lines are no requests:",
+        "  line 7: the line is empty",
+    ]
+    assert "tiny on a-0, order blend" in plot.read_text()
+    code, out, _ = call(capsys, "batch", "plan", job, "--server", server, "--json")
+    assert {**json.loads(out), "input_file_id": None} == {**FORETOLD, "input_file_id": None}
+    assert httpx.get(f"{server}/v1/files").json()["data"] == []
+    assert _json(capsys, "status") == []
+    said = refusal(capsys, "batch", "plan", job, "--server", server, "--order", "dfs")
+    assert "--order goes without --server" in said
+
+
+def test_a_server_without_plans_keeps_no_file(capsys, server, tmp_path) -> None:
+    code, out, err = call(capsys, "batch", "plan", _job(tmp_path, 3), "--server", server)
+    assert (code, out) == (1, "")
+    assert "predicts nothing" in err
+    assert httpx.get(f"{server}/v1/files").json()["data"] == []
+
+
+def test_lifetimes_are_checked_before_anything_is_sent(capsys, server, tmp_path) -> None:
+    for text in ("59m", "31d", "soon"):
+        said = refusal(capsys, "batch", "submit", _job(tmp_path, 1), "--expires-after", text)
+        assert f"--expires-after: expected 1h to 30d, such as 7d, found '{text}'" in said
+    assert httpx.get(f"{server}/v1/files").json()["data"] == []
 
 
 def test_interrupted_the_batch_goes_on(capsys, server, tmp_path, backend, says, monkeypatch):

@@ -271,7 +271,7 @@ def test_requests_that_are_refused(batch_client):
         ({"input_file_id": 7}, "input_file_id"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
-        ({"output_expires_after": {"seconds": 3600}}, "output_expires_after"),
+        ({"output_expires_after": {"seconds": 3600}}, "output_expires_after.anchor"),
     ):
         answer = http.post("batches", json={**good, **changes}, headers=headers)
         assert answer.status_code == 400, changes

@@ -54,8 +54,9 @@ class DeviceSteps:
         self._decode().record(num_rows, share)
 
     def record_next(self) -> bool:
-        """As `DecodeGraphs.record_next`, for the calling thread's stream."""
-        return self._decode().record_next()
+        """As `DecodeGraphs.record_next`, for the calling thread's stream; False if none decoded."""
+        decode = self._decodes.get(self._capture.place)
+        return decode is not None and decode.record_next()
 
     def warm_up(self, steps: Sequence[WarmUpStep]) -> None:
         """Run steps that touch no sequence, and draw a token of each."""
@@ -65,8 +66,9 @@ class DeviceSteps:
             logits = self._logits(inputs, inputs.batch.positions.clamp(min=0))
             self._draw(logits, inputs)
 
-    def launch(self, rows: Rows, num_steps: int) -> Pending:
-        if np.all(rows.samples) and np.all(rows.counts == 1):
+    def launch(self, rows: Rows, num_steps: int, *, is_recorded: bool = True) -> Pending:
+        assert is_recorded or num_steps == 1, "a place without recorded steps only computes prompts"
+        if is_recorded and np.all(rows.samples) and np.all(rows.counts == 1):
             return self._decode().launch(rows.table_rows, rows.starts, num_steps, rows.prefixes)
         first = self._once(rows)
         if num_steps == 1:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.batch.plan.process import PlanningProcess
 from muxcluster.core.errors import EngineFailure, InvalidValue
+from muxcluster.offline.process.planning import PlanningProcess
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_closing_ends_the_work_under_way(process: PlanningProcess) -> None:
 def test_it_ends_with_its_parent() -> None:
     code = (
         "import asyncio, os, signal\n"
-        "from muxcluster.batch.plan.process import PlanningProcess\n"
+        "from muxcluster.offline.process.planning import PlanningProcess\n"
         "print(asyncio.run(PlanningProcess().run(os.getpid)), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

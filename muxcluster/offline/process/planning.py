@@ -1,6 +1,7 @@
 """A process that plans: seconds of tokenising and simulation without holding up an event loop."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -17,7 +18,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
-_WORKER = "muxcluster.batch.plan.worker"
+_WORKER = "muxcluster.offline.process.worker"
 _MOST_TRIES = 3  # of work whose process was killed
 
 
@@ -43,6 +44,19 @@ class PlanningProcess:
         """Return `work(*args, **kwargs)`. Raises what it raises, EngineFailure if the process dies
         again and again."""
         return await asyncio.to_thread(self._run, work, args, kwargs)
+
+    def open(self) -> None:
+        """Start the process, so that later work does not wait for that.
+
+        It gets ready by itself; if it does not start, the first work says so.
+        """
+        with self._lock, contextlib.suppress(OSError):
+            if not self._is_closed:
+                self._opened()
+
+    def call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """As `run`, for a thread that may wait."""
+        return self._run(work, args, kwargs)
 
     def _run(self, work: Callable[..., R], args: Any, kwargs: Any) -> R:
         with self._lock:
