@@ -144,7 +144,10 @@ def _overview(context: typer.Context) -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    typer.echo(f"muxcluster: {' '.join(message.split())}", err=True)
+    text = " ".join(message.split())
+    # a path of bytes that are no text must not hide what is said of it
+    text = text.encode(errors="backslashreplace").decode()
+    typer.echo(f"muxcluster: {text}", err=True)
     return code
 
 

@@ -1,6 +1,7 @@
 """What a confused or hostile user types: one line and exit code 2, or 1 where no server answers."""
 
 import io
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -187,8 +188,13 @@ def test_an_output_without_a_name(capsys, tmp_path: Path, output: str) -> None:
 
 def test_a_file_whose_name_is_no_text_can_be_submitted(capsys, tmp_path: Path) -> None:
     path = Path(f"{tmp_path}/\udcff.jsonl")
+    submit = ("batch", "submit", str(path), "--url", "http://127.0.0.1:9")
     path.write_text('{"custom_id": "a"}\n')
-    code, _, err = call(capsys, "batch", "submit", str(path), "--url", "http://127.0.0.1:9")
+    code, _, err = call(capsys, *submit)
+    assert code == 2 and "\\udcff.jsonl: no line of it is a request" in err
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
+    path.write_text(json.dumps(request | {"body": {"model": "m", "prompt": "x"}}) + "\n")
+    code, _, err = call(capsys, *submit)
     assert code == 1 and "no server answers" in err
 
 
