@@ -13,12 +13,13 @@ from tests.scheduling.rig import Rig, model_spec, request, unit_spec
 SLO = Slo(ttft_s=2.0, tpot_s=0.5)
 
 
-def two_models() -> Rig:
-    """Both decode an interactive request and three of the batch class; model b is next."""
+def two_models(*, has_interactive: bool = True) -> Rig:
+    """Both decode an interactive request, maybe, and three of the batch class; model b is next."""
     models = [model_spec(name, slo=SLO, max_seqs=8, max_model_len=2000) for name in ("a", "b")]
     rig = Rig(unit_spec(models, lane="mixed", packing="hybrid", num_blocks=4000, token_budget=64))
     for name in ("a", "b"):
-        rig.add(request(f"{name}/now", name, 10, 1500))
+        if has_interactive:
+            rig.add(request(f"{name}/now", name, 10, 1500))
         for number in range(3):
             batch = {"service_class": ServiceClass.BATCH}
             rig.add(request(f"{name}/batch {number}", name, 10, 1500, **batch))
@@ -52,6 +53,18 @@ def test_a_first_token_of_another_model_that_is_due_has_a_job_without_batch_rows
     (job,) = rig.launch()
     assert job.model == "b"
     assert len(job.rows) == num_rows
+
+
+@pytest.mark.parametrize(("waited_s", "model"), [(0.0, "b"), (1.99, "a"), (2.5, "b")])
+def test_a_model_with_batch_work_alone_leaves_its_turn_to_a_first_token_that_is_due(
+    waited_s: float, model: str
+) -> None:
+    """Time keeps its rows out, not memory, so they are not forced in. A step takes 20 ms."""
+    rig = two_models(has_interactive=False)
+    rig.add(request("a/new", "a", 10, 5))
+    rig.now += waited_s
+    (job,) = rig.launch()
+    assert job.model == model
 
 
 @pytest.mark.parametrize(("waited_s", "has_batch"), [(0.0, True), (1.5, True), (1.97, False)])
