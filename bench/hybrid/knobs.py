@@ -1,42 +1,50 @@
-"""Trade-off of the hybrid packing's parameters: interactive latency against batch tokens.
+"""Trade-off of the hybrid packing: interactive latency against batch tokens, set by the targets.
 
-`batch_stretch`, by how many times its time batch rows may lengthen a job, swept; beside it the
-paper's additive size of a job over its two parameters, where it starts and by how much it grows.
-All on BROS's ShareGPT lengths, against first come first served; one seed.
+Targets bound the batch work, so they are the knob: BROS's 0.4 s to the first token and 0.2 s for
+each other one, halved, doubled and so on; beside them the paper's additive size of a job over its
+two parameters, where it starts and by how much it grows, under the published targets. All on BROS's
+ShareGPT lengths, against first come first served; one seed.
 """
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.harness import Bench, Claim, make_parser
-from bench.hybrid.simulated.claims import changes
 from bench.hybrid.simulated.knobs_picture import draw
-from bench.hybrid.simulated.running import Cell, Runner, batch_tokens_per_s, normalised_s
+from bench.hybrid.simulated.running import (
+    Cell,
+    Figure,
+    Runner,
+    batch_tokens_per_s,
+    normalised_s,
+)
 from bench.hybrid.simulated.setups import ENTRIES, OURS, Entry, Point
 from bench.hybrid.simulated.table import samples_of, show
 from muxcluster.sim.cases.sweep import Cache
 
-PREDICTED, ADDITIVE = "predicted", "additive"
+TARGETS, ADDITIVE = "targets", "additive"
 # One where memory is short and one where time is; interactive requests alone are no burden.
 _POINTS = (("opt-13b", 5.0), ("llama-3-70b", 5.0))
-_STRETCHES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+_PARTS = (0.25, 0.35, 0.5, 0.7, 1.0, 2.0)  # of the published targets
 _FIRST_ROWS = (8, 16, 32)
 _MORE_ROWS = (2, 4, 8)
 
 
-def entries(stretches: Sequence[float]) -> list[Entry]:
-    """`fcfs`, and a system for every setting."""
-    (fcfs,) = (entry for entry in ENTRIES if entry.name == "fcfs")
-    predicted = [
-        Entry(f"{PREDICTED} {value:g}", "mixed:packing=hybrid", {"batch_stretch": value})
-        for value in stretches
-    ]
-    additive = [
+def targets(part: float) -> Entry:
+    """Ours, where targets are `part` of the published ones."""
+    return Entry(f"{TARGETS} {part:g}", "mixed:packing=hybrid")
+
+
+def additive() -> list[Entry]:
+    """The paper's size of a job, a system for every setting."""
+    return [
         Entry(
             f"{ADDITIVE} {first}+{more}",
             "mixed:packing=additive",
@@ -45,19 +53,34 @@ def entries(stretches: Sequence[float]) -> list[Entry]:
         for first in _FIRST_ROWS
         for more in _MORE_ROWS
     ]
-    return [fcfs, *predicted, *additive]
+
+
+def simulated(
+    runner: Runner, points: Sequence[tuple[str, float]], seconds: float, parts: Sequence[float]
+) -> list[Cell]:
+    """`fcfs`, ours at every part of the targets and the additive sizes, a point after another."""
+    (fcfs,) = (entry for entry in ENTRIES if entry.name == "fcfs")
+    found = []
+    for setup, rate in points:
+        published = Point(setup, "sharegpt", rate, seconds)
+        found += runner.cells([published], [fcfs])
+        for part in parts:
+            found += runner.cells([replace(published, strictness=1.0 / part)], [targets(part)])
+        found += runner.cells([published], additive())
+    return found
 
 
 def trades(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """By system and point: the cut of normalised latency against `fcfs`, the share of its batch
-    tokens that are kept, and attainment."""
+    """By system and setup: the cut of normalised latency against `fcfs`, the share of its batch
+    tokens that are kept, and attainment of the system's own targets."""
+    fcfs = {cell.point.setup: cell for cell in cells if cell.system == "fcfs"}
     return [
         {
             "setup": cell.point.setup,
             "rate_per_s": cell.point.rate_per_s,
             "system": cell.system,
-            "latency_cut": round(_against(cells, cell, normalised_s), 4),
-            "batch_kept": round(1.0 - _against(cells, cell, batch_tokens_per_s), 4),
+            "latency_cut": round(_cut(fcfs[cell.point.setup], cell, normalised_s), 4),
+            "batch_kept": round(1.0 - _cut(fcfs[cell.point.setup], cell, batch_tokens_per_s), 4),
             "ttft_attainment": cell.row()["ttft_attainment"][0],
             "tpot_attainment": cell.row()["tpot_attainment"][0],
         }
@@ -66,8 +89,10 @@ def trades(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     ]
 
 
-def _against(cells: Sequence[Cell], cell: Cell, figure: Any) -> float:
-    return changes(cells, "fcfs", figure, cell.system)[cell.point]
+def _cut(before: Cell, after: Cell, figure: Figure) -> float:
+    """Return by what share a figure is less, the mean over seeds."""
+    pairs = zip(before.classes(), after.classes(), strict=True)
+    return fmean(1.0 - figure(new) / figure(old) for old, new in pairs)
 
 
 def main() -> None:
@@ -80,9 +105,8 @@ def main() -> None:
     bench = Bench(parser)
     options = bench.options
     seconds = 60.0 * (0.5 if options.quick else options.minutes)
-    points = [Point(setup, "sharegpt", rate, seconds) for setup, rate in _POINTS]
     runner = Runner(Cache(options.cache), options.processes, (options.seed,))
-    cells = runner.cells(points[: 1 if options.quick else None], entries(_STRETCHES))
+    cells = simulated(runner, _POINTS[: 1 if options.quick else None], seconds, _PARTS)
     show(cells)
     rows = trades(cells)
     if options.plot is not None:
@@ -93,11 +117,11 @@ def main() -> None:
 
 
 def _claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
-    """The widest and the narrowest that batch rows get, on each setup."""
+    """Under the tightest targets and under the published ones, on each setup."""
     return [
-        Claim(f"{name}_{row['setup']}_stretch_{row['system'].split()[1]}", row[name], "share")
+        Claim(f"{name}_{row['setup']}_targets_{row['system'].split()[1]}", row[name], "share")
         for row in rows
-        if row["system"] in {f"{PREDICTED} {value:g}" for value in (_STRETCHES[0], _STRETCHES[-1])}
+        if row["system"] in {targets(part).name for part in (min(_PARTS), 1.0)}
         for name in ("latency_cut", "batch_kept")
     ]
 

@@ -62,9 +62,6 @@ class SchedulerSpec:
     # 2: if a decode job is sure to be followed by one of the same sequences, that one is sent to
     # the worker before the first ends (scheduling/pipelining.py); 1: never
     pipeline_depth: int = 1
-    # Packing "hybrid": batch rows may make a job of interactive rows at most so many times its own
-    # time longer, if the targets allow it
-    batch_stretch: float = 2.0
     # Packing "hybrid": batch work that got into no job for so long is in the next one, and a late
     # interactive request lets those that are still in time go first for so long
     ageing_s: float = 30.0

@@ -49,7 +49,6 @@ def limits(policy: SchedulerSpec, max_steps: int) -> Limits:
         policy.token_budget,
         policy.max_decode_rows,
         max_steps,
-        policy.batch_stretch,
         policy.ageing_s,
         policy.first_rows,
         policy.more_rows,

@@ -131,6 +131,8 @@ class UnitScheduler:
         if request.service_class is ServiceClass.INTERACTIVE:
             # a batch is no demand: it takes what is free and must move neither quotas nor plans
             model.meter.arrive()
+            if live.slo is not None:
+                model.arrivals.add(live.slo.ttft_s, live.num_tokens, now)
         ended = ended_already(request, model.max_total(request), model.spec.eos_token_ids)
         if ended is not None:
             return events_only([live.finished(ended[0], now, stop_token=ended[1])])
@@ -158,7 +160,8 @@ class UnitScheduler:
         self._adaptation.advance(now)
         jobs: list[Job] = []
         for model, phase, place in self._lane.proposals(self._view, now):
-            turn = Turn(now, place.share, self._builder.next_id)
+            num_beside = len(self._shares.running)
+            turn = Turn(now, place.share, self._builder.next_id, num_beside)
             batch = self._packing.pack(model, phase, turn)
             if len(batch) == 0:
                 continue  # memory lets no row of it run now

@@ -51,6 +51,7 @@ def test_claims_are_those_of_the_runs(tmp_path, monkeypatch) -> None:
     made = [Streams(None, ("m",), 500, 0) for _ in ttfts_s]
     for streams, ttft_s in zip(made, ttfts_s, strict=True):
         streams.ttft_s, streams.tpot_s = [ttft_s] * 3, [0.05] * 3
+    made[1].slo = made[0].targets()
     runs = [_ran(order, seconds, ESTIMATES) for order, seconds in (("fcfs", 200.0), ("auto", 80.0))]
 
     async def measure(*_: object) -> object:

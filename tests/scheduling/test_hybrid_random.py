@@ -29,7 +29,7 @@ def random_run(
         token_budget=rng.choice((5, 16, 64)),
         max_decode_rows=rng.choice((2, 256)),
         quota_period_s=rng.choice((0.2, 3.0)),
-        batch_stretch=rng.choice((0.0, 0.5, 2.0)),
+        first_rows=rng.choice((4, 16, 64)),
         ageing_s=rng.choice((0.5, 30.0)),
         saves_lazily=rng.random() < 0.7,
         **policy,

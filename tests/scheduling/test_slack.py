@@ -1,21 +1,25 @@
-"""What first tokens that are waited for, and tokens that were late, do to jobs with batch rows."""
+"""What targets of requests that wait, and tokens that were late, leave for batch rows in a job."""
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from muxcluster.core.request import ServiceClass, Slo
+from muxcluster.scheduling.packing.arrivals import longest_wait
 from muxcluster.scheduling.state.running import RunningTable
 from tests.scheduling.rig import Rig, model_spec, request, unit_spec
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.5)
 
 
-def two_models() -> Rig:
-    """Both decode an interactive request and three of the batch class; model b is next."""
+def two_models(*, has_interactive: bool = True) -> Rig:
+    """Both decode an interactive request, maybe, and three of the batch class; model b is next."""
     models = [model_spec(name, slo=SLO, max_seqs=8, max_model_len=2000) for name in ("a", "b")]
     rig = Rig(unit_spec(models, lane="mixed", packing="hybrid", num_blocks=4000, token_budget=64))
     for name in ("a", "b"):
-        rig.add(request(f"{name}/now", name, 10, 1500))
+        if has_interactive:
+            rig.add(request(f"{name}/now", name, 10, 1500))
         for number in range(3):
             batch = {"service_class": ServiceClass.BATCH}
             rig.add(request(f"{name}/batch {number}", name, 10, 1500, **batch))
@@ -26,36 +30,53 @@ def two_models() -> Rig:
     return rig
 
 
+def wait(rig: Rig, seconds: float) -> None:
+    """Who decodes gets a token just then."""
+    rig.now += seconds
+    for model in rig.scheduler._models.values():
+        decoding = model.running.idle_decoding()
+        model.running.set_deadlines(decoding, rig.now)
+
+
+# A step takes 20 ms and 1 ms a row, so the prompt needs some 31 ms after it.
 @pytest.mark.parametrize(
     ("waited_s", "num_rows"),
-    [(0.0, 4), (0.4, 4), (0.6, 1), (1.9, 1), (2.5, 4)],
+    [(0.0, 4), (1.5, 4), (1.94, 1), (1.99, 1), (2.5, 4)],
 )
-def test_a_first_token_of_another_model_is_not_kept_waiting_for_long(
+def test_a_first_token_of_another_model_that_is_due_has_a_job_without_batch_rows_before_it(
     waited_s: float, num_rows: int
 ) -> None:
-    """From a quarter of its target on, until it is late and binds nobody."""
+    """Until it is late and binds nobody."""
     rig = two_models()
     rig.add(request("a/new", "a", 10, 5))
-    # All that run have got their tokens just now.
-    table = rig.scheduler._models["b"].running
-    rig.now += waited_s
-    table.set_deadlines(table.idle(), rig.now)
+    wait(rig, waited_s)
     (job,) = rig.launch()
     assert job.model == "b"
     assert len(job.rows) == num_rows
 
 
-@pytest.mark.parametrize(("waited_s", "has_batch"), [(0.0, True), (0.6, False)])
-def test_a_prompt_that_has_waited_long_has_a_job_without_batch_rows(
+@pytest.mark.parametrize(("waited_s", "model"), [(0.0, "b"), (1.99, "a"), (2.5, "b")])
+def test_a_model_with_batch_work_alone_leaves_its_turn_to_a_first_token_that_is_due(
+    waited_s: float, model: str
+) -> None:
+    """Time keeps its rows out, not memory, so they are not forced in. A step takes 20 ms."""
+    rig = two_models(has_interactive=False)
+    rig.add(request("a/new", "a", 10, 5))
+    rig.now += waited_s
+    (job,) = rig.launch()
+    assert job.model == model
+
+
+@pytest.mark.parametrize(("waited_s", "has_batch"), [(0.0, True), (1.5, True), (1.97, False)])
+def test_a_prompt_that_is_due_has_a_job_without_batch_rows(
     waited_s: float, has_batch: bool
 ) -> None:
     rig = two_models()
     rig.step()
     rig.add(request("a/new", "a", 10, 5))
-    rig.now += waited_s
-    table = rig.scheduler._models["a"].running
-    table.set_deadlines(table.idle(), rig.now)
+    wait(rig, waited_s)
     (job,) = rig.launch()
+    table = rig.scheduler._models["a"].running
     assert job.model == "a"
     assert "a/new" in rig.names_in(job)
     assert bool(table.is_batch[job.rows.table_rows].any()) is has_batch
@@ -74,3 +95,18 @@ def test_a_late_token_makes_the_next_one_due_earlier() -> None:
     assert table.leeway_s(rows[:2]).tolist() == pytest.approx([1.1, 0.5])
     table.set_deadlines(rows[1:2], 99.0)
     assert table.deadline_s[1] == pytest.approx(99.5)
+
+
+@given(st.lists(st.floats(-1.0, 5.0) | st.just(0.0), max_size=64))
+def test_one_in_a_hundred_that_come_amid_the_longest_job_is_late(slacks_s: list[float]) -> None:
+    found_s = longest_wait(np.array(slacks_s, dtype=np.float64))
+    counted = [slack for slack in slacks_s if slack > 0]
+    if not counted:
+        assert found_s == np.inf
+        return
+
+    def late(job_s: float) -> float:
+        return float(np.mean([max(0.0, 1.0 - slack / job_s) for slack in counted]))
+
+    assert late(found_s) == pytest.approx(0.01, abs=1e-6)
+    assert late(1.01 * found_s) > 0.01

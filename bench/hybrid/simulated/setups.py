@@ -95,6 +95,7 @@ class Point:
     seconds: float
     has_batch: bool = True  # False leaves the interactive requests alone
     wave: int = WAVE  # batch requests at once
+    strictness: float = 1.0  # targets are the published ones divided by it
 
 
 def case_of(point: Point, entry: Entry, seed: int) -> Case:
@@ -103,7 +104,7 @@ def case_of(point: Point, entry: Entry, seed: int) -> Case:
     waves = Waves(setup.shape, point.wave, BATCH, point.seconds, seed)
     source = Source(setup.shape, Poisson(rate), LENGTHS[point.lengths])
     return assembled(
-        problem_of(setup, rate, MEANS[point.lengths]),
+        problem_of(setup, rate, MEANS[point.lengths], point.strictness),
         Synthetic((source,)),
         (waves,) if point.has_batch else (),
         entry,
@@ -138,8 +139,10 @@ def assembled(
     )
 
 
-def problem_of(setup: Setup, rate_per_s: float, means: tuple[float, float]) -> Problem:
-    """means: prompt and output tokens of an interactive request."""
+def problem_of(
+    setup: Setup, rate_per_s: float, means: tuple[float, float], strictness: float = 1.0
+) -> Problem:
+    """means: prompt and output tokens of an interactive request. strictness: see `Point`."""
     demand = Demand(
         setup.shape,
         SHAPES[setup.shape],
@@ -147,8 +150,8 @@ def problem_of(setup: Setup, rate_per_s: float, means: tuple[float, float]) -> P
         *means,
         setup.max_model_len,
         MAX_SEQS,
-        ttft_s=TTFT_S,
-        tpot_s=TPOT_S,
+        ttft_s=TTFT_S / strictness,
+        tpot_s=TPOT_S / strictness,
     )
     return Problem((demand,), (Node("node-0", setup.num_gpus, GPUS[setup.gpu]),))
 

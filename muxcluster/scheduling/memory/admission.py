@@ -255,6 +255,15 @@ class Memory:
         """True where only batch sequences are here and none is in a job: no block comes free."""
         return self._swapping.is_stuck
 
+    @property
+    def has_interactive(self) -> bool:
+        """True where an interactive request waits or runs."""
+        return any(
+            model.waiting.by_class[ServiceClass.INTERACTIVE].head is not None
+            or model.running.num_live > model.running.num_batch
+            for model in self.models
+        )
+
     # Lending and restoring
 
     @property

@@ -5,7 +5,7 @@ The baseline that predicted sizes are measured against (bench/hybrid).
 
 import math
 
-from muxcluster.core.job import Job
+from muxcluster.core.job import Job, Phase
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Draft, Limits, Turn
 from muxcluster.scheduling.packing.hybrid import HybridPacking
@@ -25,7 +25,7 @@ class AdditivePacking(HybridPacking):
         self._sizes: dict[str, int] = {}
         self._last: dict[str, tuple[float, bool]] = {}
 
-    def _limit_s(self, draft: Draft, turn: Turn) -> float:
+    def _limit_s(self, draft: Draft, turn: Turn, phase: Phase) -> float:
         """Return no limit: targets in reach bound the size after the step, not the step."""
         self._last[draft.model.name] = self._slack.for_prompts(draft, turn), False
         return math.inf

@@ -41,7 +41,6 @@ class Limits:
     token_budget: int  # of a prefill or mixed job
     max_decode_rows: int
     max_steps: int  # of a decode job; may change between two jobs
-    batch_stretch: float = 2.0
     ageing_s: float = 30.0
     first_rows: int = 16
     more_rows: int = 4
@@ -53,6 +52,7 @@ class Turn(NamedTuple):
     now: float  # seconds
     share: float  # of the SMs
     job_id: int  # that it would have
+    num_beside: int = 0  # jobs that run now
 
 
 class Packing(Protocol):
@@ -95,7 +95,8 @@ class Draft:
         self.model = model
         self.num_rows = self.num_batch = 0  # rows so far, and those of the batch class
         self.work = JobWork()
-        self.prompts: list[int] = []  # rows of the chunks, of either class
+        # Row and number of tokens of each chunk, of either class
+        self.prompts: list[tuple[int, int]] = []
         self._longest = 0
         self._times = times
         self._rows: list[TableRows] = []
@@ -128,6 +129,17 @@ class Draft:
         if not self.num_rows:
             return 0.0
         return self._times.job_s(self.work)
+
+    @property
+    def least_s(self) -> float:
+        """Predicted time of a job of one token, of a row that decodes or of a prompt."""
+        return max(self._times.decode_s(1, 1), self._times.prefill_s(1, 1))
+
+    @property
+    def seconds_of_decodes(self) -> float:
+        """Predicted time of the rows that decode, without prompts."""
+        rows = self.work.num_rows
+        return self._times.decode_s(rows, self.work.context) if rows else 0.0
 
     def seconds_with(self, num_decodes: int, context: int) -> float:
         """Predicted time with so many more rows that decode."""
@@ -182,7 +194,7 @@ class Draft:
         self._add(one, counts, int(self.model.running.is_batch[row]))
         if is_admitted:
             self._admitted.append(row)
-        self.prompts.append(row)
+        self.prompts.append((row, count))
         self.work = self.work.with_prompt(int(self.model.running.num_computed[row]), count)
 
     def save(self, memory: Memory, job_id: int) -> None:

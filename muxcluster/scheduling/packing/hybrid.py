@@ -1,9 +1,9 @@
 """Hybrid packing: interactive rows by urgency, batch rows in the time and memory they leave.
 
 BROS Alg. 1 with three changes. The size of a job is not grown by trial but follows from predicted
-step times: batch rows are added while the job meets every target that can still be met. However
-far the targets are, they lengthen a job by `batch_stretch` times at most (slack.py). And memory is
-no swap of whole sequences: see lending.py.
+step times: batch rows are added while the job meets every target that can still be met, those of
+requests that may come while it runs included (slack.py). And memory is no swap of whole sequences:
+see lending.py.
 """
 
 import math
@@ -44,7 +44,7 @@ class HybridPacking:
         self._memory = memory
         self._limits = limits
         self._times = times
-        self._slack = Slack(memory.models, times, limits.batch_stretch)
+        self._slack = Slack(memory, times, limits.token_budget)
         self._ageing = Ageing(limits.ageing_s)
         self._prompts = Prompts(memory, limits)
         self._returns = RestoredRows(memory, limits, times, self._slack, self._ageing)
@@ -89,14 +89,15 @@ class HybridPacking:
         draft.save(self._memory, turn.job_id)
         if not model.has_batch_work or (phase is Phase.PREFILL and lacks_batch_prompts(model)):
             return
-        limit_s = draft.seconds if self._is_waited_for(model, phase) else self._limit_s(draft, turn)
+        is_waited_for = self._is_waited_for(model, phase)
+        limit_s = draft.seconds if is_waited_for else self._limit_s(draft, turn, phase)
         if phase is not Phase.PREFILL and model.running.num_batch:
             self._batch_decodes(draft, turn, limit_s)
         if phase is not Phase.DECODE:
             self._batch_prompts(draft, turn, limit_s, is_done=is_done)
 
-    def _limit_s(self, draft: Draft, turn: Turn) -> float:
-        return self._slack.for_batch(draft, turn)
+    def _limit_s(self, draft: Draft, turn: Turn, phase: Phase) -> float:
+        return self._slack.for_batch(draft, turn, phase)
 
     def _room(self, draft: Draft) -> int:
         return self._limits.max_decode_rows - len(draft)
@@ -133,16 +134,20 @@ class HybridPacking:
         room = self._room(draft)
         idle = table.idle_decoding()
         rows = draft.fitting(table.by_seniority(idle[table.is_batch[idle]])[:room])
-        least = int(self._ageing.is_overdue(model, turn.now))
-        rows = rows[: max(least, draft.rows_within(limit_s, rows))]
-        rows, grown = memory.grow_free(model, rows)
-        if len(rows) == 0 and len(draft) == 0 and len(idle) and memory.is_stuck:
+        least = int(self._ageing.is_overdue(model, turn.now) or self._is_alone(draft))
+        chosen = rows[: max(least, draft.rows_within(limit_s, rows))]
+        rows, grown = memory.grow_free(model, chosen)
+        if len(rows) == 0 and len(draft) == 0 and len(chosen) and memory.is_stuck:
             rows = draft.fitting(table.by_seniority(idle)[: max(1, room)])
             rows, grown, saves = memory.grow_by_force(model, rows, turn.job_id, turn.now)
             draft.copy(saves)
         draft.decode(rows, grown, is_batch=True)
         if table.num_lent:
             self._returns.batch(draft, turn, limit_s, room - len(rows), is_prefilling=False)
+
+    def _is_alone(self, draft: Draft) -> bool:
+        """Return True where batch work has the unit to itself: it gets on, whoever may come."""
+        return len(draft) == 0 and not self._memory.has_interactive
 
     def _urgent_prompts(self, draft: Draft, turn: Turn) -> bool:
         """Return False where an interactive prompt waits for room in the job, or for memory."""
@@ -174,14 +179,15 @@ class HybridPacking:
         prefilling = table.idle_prefilling()
         if len(prefilling):
             begun = prefilling[table.is_batch[prefilling]][: self._room(draft)]
-            if not self._prompts.chunks(draft, begun, limit_s):
+            if not self._prompts.chunks(draft, begun, limit_s, int(self._is_alone(draft))):
                 return
         if not (is_done or is_overdue):
             return
         if has_lent_prompts(model):
             self._returns.batch(draft, turn, limit_s, self._room(draft), is_prefilling=True)
         if lets_batch_in(model):
-            self._prompts.admit(draft, ServiceClass.BATCH, limit_s, most=self._room(draft))
+            least, most = int(self._is_alone(draft)), self._room(draft)
+            self._prompts.admit(draft, ServiceClass.BATCH, limit_s, most=most, least=least)
 
 
 def _is_late(model: ModelState, prefilling: TableRows, now: float) -> bool:

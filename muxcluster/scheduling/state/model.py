@@ -10,6 +10,7 @@ from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.served import ModelStats
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.kvcache.cache import ModelCache
+from muxcluster.scheduling.state.arrivals import RecentArrivals
 from muxcluster.scheduling.state.batch_scaling import BatchScaling
 from muxcluster.scheduling.state.requests import LiveRequest, Waiting
 from muxcluster.scheduling.state.running import RunningTable, TableRows
@@ -83,6 +84,7 @@ class ModelState:
         self.running = RunningTable(spec.max_seqs, spec.max_model_len, keeps_output=keeps_output)
         self.waiting = Waiting()
         self.meter = meter
+        self.arrivals = RecentArrivals()
         self.counters = Counters()
         self.peak_blocks = 0  # highest use since the last quota adaptation
         self.is_short = False  # blocks were refused since then

@@ -245,6 +245,10 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._members)
 
+    def __iter__(self) -> Iterator[LiveRequest]:
+        """Yield the requests, in the order in which they came here."""
+        return iter(self._members.values())
+
     def find_head(self) -> None:
         """Set `head` after a change."""
         while self._heap and not self._is_valid(*self._heap[0]):

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import log
+from math import ceil, log
 
 import numpy as np
 
@@ -32,7 +32,7 @@ _MIX_BOUNDS = (0.02, 20.0)  # of the factors relative to those: f0 may all but v
 # share their fixed cost, 20 jobs leave a mean error of 2.8 %; with a trust of 0.2, 5.4 %.
 _MIX_TRUST = 0.05
 _LEAST_PART = 1e-9  # of a job's seconds, what either of its parts takes at least
-_KNOWN = 8  # jobs of one phase after which mixed jobs no longer teach its line
+KNOWN = 8  # jobs of one phase after which mixed jobs no longer teach its line
 _LESSONS, _SELDOM = 64, 4  # after 64 mixed jobs only every fourth teaches the parts: it costs time
 _SURPRISE = 0.1  # a mixed job with a greater relative error always does
 
@@ -45,6 +45,16 @@ _ENOUGH = 16  # copies observed after which a slow job with few bytes is taken f
 _HIDDEN_PART = 0.25  # copies below this part of the forward leave the forward's seconds readable
 
 _ERRORS = 512  # of one model and phase, that statistics are over
+
+_OVERRUNS = 256  # of one model, that its margins are over
+# Of these jobs, as many end within the margin of a token and within that of a first token: targets
+# of the first are of the mean over many tokens, of the second of one job.
+_WITHIN, _FIRST_WITHIN = 0.95, 0.99
+# A model starts as if so many jobs had taken so many times what was predicted: until some 100 jobs
+# were seen the margin of a first token is no smaller, until some 20 the other.
+_DOUBTS, _DOUBT = 1, 1.4
+_MOST_MARGIN = 2.0  # as `Fit` clips a job that took longer: it says nothing of the next one
+_RENEWED = 8  # jobs after which margins are found again
 
 
 class PhaseLines:
@@ -228,11 +238,11 @@ class JobLines:
         # Such a part is what was expected of it and all that the job took longer than expected.
         decode_s, prefill_s, fixed_s = parts
         mix, least_s = self.mixed.line, _LEAST_PART * step_s
-        if self.prefill.prior is None or self.prefill.num_jobs < _KNOWN:
+        if self.prefill.prior is None or self.prefill.num_jobs < KNOWN:
             part_s = prefill_s + step_s - mixed_s(mix, *parts)
             self.prefill.observe(work.num_tokens, work.attention, max(least_s, part_s))
             prefill_s = self.prefill.line.seconds(work.num_tokens, work.attention) or prefill_s
-        if self.decode.prior is None and self.decode.num_jobs < _KNOWN:
+        if self.decode.prior is None and self.decode.num_jobs < KNOWN:
             part_s = decode_s + step_s - mixed_s(mix, decode_s, prefill_s, fixed_s)
             self.decode.observe(work.num_rows, work.context, max(least_s, part_s))
             line = self.decode.line
@@ -383,3 +393,34 @@ class ErrorWindow:
         off = np.abs(errors)
         p90 = float(np.percentile(off, 90))
         return PredictionError(self._count, float(off.mean()), p90, float(errors.mean()))
+
+
+class Margins:
+    """By what factors jobs of one model overrun their predictions.
+
+    Learnt from the last 256 jobs of any phase: percentiles of measured over predicted seconds, from
+    1 to 2. Job times are not symmetric, so their mean error would not tell.
+    """
+
+    __slots__ = ("_count", "_ratios", "first_token", "token")
+
+    def __init__(self) -> None:
+        self._ratios = np.full(_OVERRUNS, _DOUBT)
+        self._count = _DOUBTS
+        self.token = _DOUBT  # 95 of 100 jobs end within it
+        self.first_token = _DOUBT  # 99 of 100
+
+    def add(self, predicted_s: float, actual_s: float) -> None:
+        """Note a prediction, above 0, and what the job took."""
+        self._ratios[self._count % _OVERRUNS] = actual_s / predicted_s
+        self._count += 1
+        if self._count % _RENEWED == 0:
+            self.token, self.first_token = (
+                self._percentile(_WITHIN),
+                self._percentile(_FIRST_WITHIN),
+            )
+
+    def _percentile(self, part: float) -> float:
+        seen = self._ratios[: self._count]
+        place = ceil(part * (len(seen) - 1))
+        return min(max(float(np.partition(seen, place)[place]), 1.0), _MOST_MARGIN)

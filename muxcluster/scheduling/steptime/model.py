@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.scheduling.steptime.learn import (
+    KNOWN,
     CopyTimes,
     ErrorWindow,
     Interference,
     JobLines,
+    Margins,
     ModelLines,
     PredictionError,
 )
@@ -70,6 +72,17 @@ class JobTimes:
         """Return the seconds of one forward over a prefill and a decode that take so long apart."""
         return mixed_s(self._mixed.line, prefill_s, decode_s, self._decode.line.fixed_s)
 
+    def prompts_s(self, num_tokens: NDArray[np.float64], step_s: float) -> NDArray[np.float64]:
+        """Return the seconds of forwards over a whole prompt each, [n].
+
+        step_s: of a decode in each of them, alone; 0: none.
+        """
+        line = self._prefill.line
+        part_s = line.each(num_tokens, num_tokens * num_tokens / 2)
+        if not step_s:
+            return part_s
+        return each_mixed_s(self._mixed.line, part_s, step_s, self._decode.line.fixed_s)
+
     def prompt_tokens_within(self, seconds: float, work: JobWork, start: int, limit: int) -> int:
         """Return the most prompt tokens from position `start`, up to `limit`, that may join `work`.
 
@@ -116,6 +129,7 @@ class StepTimes:
         self._times: dict[tuple[str, float], JobTimes] = {}
         self._interference: dict[tuple[str, Phase], Interference] = defaultdict(Interference)
         self._errors: dict[tuple[str, Phase], ErrorWindow] = defaultdict(ErrorWindow)
+        self._margins: dict[str, Margins] = defaultdict(Margins)
         self.num_observed = 0  # jobs that were learnt from
 
     def of(self, model: str, share: float) -> JobTimes:
@@ -130,6 +144,10 @@ class StepTimes:
     def beside(self, model: str, phase: Phase, num_beside: int) -> float:
         """Return by what factor a job takes longer beside so many others than alone."""
         return self._interference[model, phase].factor(num_beside)
+
+    def margins(self, model: str) -> Margins:
+        """Return by what factors the model's jobs overrun their predictions; kept up to date."""
+        return self._margins[model]
 
     def observe(self, job: Job, seconds: float, num_beside: int = 0) -> None:
         """Learn that `job` ended after `seconds` for all its steps, beside `num_beside` others.
@@ -148,6 +166,8 @@ class StepTimes:
         predicted_s = self.copies.job_s(forward_s, num_bytes)
         if predicted_s > 0:
             self._errors[job.model, work.phase].add(predicted_s, seconds)
+            if times.lines.of(work.phase).num_jobs >= KNOWN:  # a first guess is no prediction
+                self._margins[job.model].add(predicted_s, seconds)
         if job.copies:
             read_s = self.copies.observe_job(num_bytes, forward_s, seconds)
             if not read_s:  # not readable, or the copies explain all of it
