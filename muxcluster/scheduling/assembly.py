@@ -33,13 +33,18 @@ def chosen(policies: Mapping[str, Policy], name: str, what: str) -> Policy:
     return policies[name]
 
 
+# Until it is measured: time from token to token.
+_PLANNED_STEP_S = 0.05
+
+
 def model_state(
     spec: ModelSpec, unit: UnitSpec, kv: ModelCache, *, keeps_output: bool
 ) -> ModelState:
     """Return a model without requests, with its planned load. keeps_output: see RunningTable."""
     mean_tokens = spec.mean_prompt_tokens + spec.mean_output_tokens
     time_constant_s = _RATE_PERIODS * unit.scheduler.quota_period_s
-    meter = LoadMeter(spec.rate_per_s, mean_tokens, time_constant_s)
+    held_s = _PLANNED_STEP_S * spec.mean_output_tokens
+    meter = LoadMeter(spec.rate_per_s, mean_tokens, held_s, time_constant_s)
     return ModelState(spec, kv, meter, keeps_output=keeps_output)
 
 
@@ -106,7 +111,7 @@ def carried_blocks(
 ) -> dict[str, int]:
     """Return the blocks that one sequence of each model can always count on, by model name.
 
-    With quotas the pool is split by planned rate × mean blocks of a request, no model below its
+    With quotas the pool is split by what planned requests would hold, no model below its
     floor, and these quotas are set. Raises ValueError where the pool cannot hold one column of each
     model.
     """

@@ -159,12 +159,14 @@ class Completion:
             reason, stop_token = FinishReason.LENGTH, None
             if is_aborted is not None and is_aborted[row]:
                 reason = FinishReason.ABORT
-            else:
-                if live.request.service_class is ServiceClass.INTERACTIVE:
-                    model.meter.end(live.num_tokens)
-                if done.is_stopped is not None and done.is_stopped[row]:
-                    reason, stop_token = FinishReason.STOP, int(done.tokens[ends[row] - 1])
-            events.append(live.finished(reason, now, stop_token=stop_token))
+            elif done.is_stopped is not None and done.is_stopped[row]:
+                reason, stop_token = FinishReason.STOP, int(done.tokens[ends[row] - 1])
+            ended = live.finished(reason, now, stop_token=stop_token)
+            is_interactive = live.request.service_class is ServiceClass.INTERACTIVE
+            if is_interactive and reason is not FinishReason.ABORT:
+                held_s = ended.prefill_s + ended.decode_s + ended.restore_s
+                model.meter.end(live.num_tokens, held_s)
+            events.append(ended)
         return events
 
     def _new_prompt_logprobs(

@@ -17,7 +17,7 @@ from tests.scheduling.rig import model_spec
 def state(name: str, layers: int = 2, rate: float = 1.0, max_model_len: int = 64) -> ModelState:
     shape = KvShape(num_layers=layers, num_kv_heads=2, head_dim=128, itemsize=2)
     spec = model_spec(name, shape=shape, max_model_len=max_model_len)
-    return ModelState(spec, own_cache(spec).of(name), LoadMeter(rate, 32.0, 10.0))
+    return ModelState(spec, own_cache(spec).of(name), LoadMeter(rate, 32.0, 1.0, 10.0))
 
 
 def own_cache(spec: ModelSpec) -> KvCache:
@@ -42,6 +42,15 @@ def test_split_follows_rate_times_size_times_length() -> None:
     models = [state("a", rate=3.0), state("b", layers=4)]
     assert weights(models) == {"a": 3.0 * 4 * 4, "b": 1.0 * 4 * 8}
     assert split(models, weights(models), {"a": 0, "b": 0}, 1000) == {"a": 600, "b": 400}
+
+
+def test_requests_that_hold_memory_for_longer_need_more_of_it() -> None:
+    models = [state("a"), state("b")]
+    for model, held_s in zip(models, (2.0, 6.0), strict=True):
+        model.meter.arrive()
+        model.meter.end(32, held_s)
+        model.meter.update(1.0)
+    assert split(models, weights(models), {"a": 0, "b": 0}, 1000) == {"a": 248, "b": 748}
 
 
 LOADS = st.lists(st.tuples(st.integers(1, 5), st.floats(0, 1000)), min_size=1, max_size=6)
@@ -137,12 +146,12 @@ def test_a_lowered_quota_waits_for_its_sequences() -> None:
 
 
 def test_measured_rates_replace_planned_ones() -> None:
-    meter = LoadMeter(50.0, 500.0, 10.0)
+    meter = LoadMeter(50.0, 500.0, 20.0, 10.0)
     for _ in range(20):
         meter.arrive()
-    meter.end(100)
+    meter.end(100, 3.0)
     meter.update(5.0)
-    assert (meter.rate_per_s, meter.mean_tokens) == (4.0, 100.0)
+    assert (meter.rate_per_s, meter.mean_tokens, meter.mean_held_s) == (4.0, 100.0, 3.0)
     for _ in range(60):
         meter.arrive()
         meter.arrive()

@@ -15,13 +15,17 @@ _EVEN_OUT = 0.25  # part of the way to the fair split that models short of block
 
 
 def weights(models: Sequence[ModelState]) -> dict[str, float]:
-    """Return each model's demand for memory: rate × blocks of a request of mean length.
+    """Return each model's demand for memory: rate × blocks of a mean request × seconds it has them.
 
-    Planned numbers before the first measurement, measured ones after it.
+    By Little's law its requests would hold as much if all were served at once: shares in proportion
+    to it serve the same part of each model's requests. Without the seconds, large models and those
+    with long outputs are served least. Planned numbers before the first measurement, measured ones
+    after it.
     """
     return {
         model.name: model.meter.rate_per_s
         * model.meter.mean_tokens
+        * model.meter.mean_held_s
         / model.block_tokens
         * model.blocks_per_column
         for model in models

@@ -39,23 +39,29 @@ class LoadMeter:
     Batch requests do not count: they take what interactive ones leave.
     """
 
-    def __init__(self, rate_per_s: float, mean_tokens: float, time_constant_s: float) -> None:
+    def __init__(
+        self, rate_per_s: float, mean_tokens: float, mean_held_s: float, time_constant_s: float
+    ) -> None:
         self.rate_per_s = rate_per_s  # arrivals
-        self.mean_tokens = mean_tokens  # prompt and output tokens of requests that ended
+        # Of requests that ended: prompt and output tokens, and for how long they held memory
+        self.mean_tokens, self.mean_held_s = mean_tokens, mean_held_s
         self._time_constant_s = time_constant_s
         self.has_measured = False
         self._arrivals = 0
         self._ends = 0
         self._ended_tokens = 0
+        self._held_s = 0.0
 
     def arrive(self) -> None:
         """Count an interactive request that was accepted."""
         self._arrivals += 1
 
-    def end(self, num_tokens: int) -> None:
-        """Count one that ended with `num_tokens` prompt and output tokens."""
+    def end(self, num_tokens: int, held_s: float) -> None:
+        """Count one that ended with `num_tokens` prompt and output tokens, `held_s` after its first
+        job began, waits without memory left out."""
         self._ends += 1
         self._ended_tokens += num_tokens
+        self._held_s += held_s
 
     def update(self, elapsed_s: float) -> None:
         """Fold in what was counted during the last `elapsed_s` > 0 seconds."""
@@ -65,8 +71,10 @@ class LoadMeter:
         self.rate_per_s += weight * (self._arrivals / elapsed_s - self.rate_per_s)
         if self._ends:
             self.mean_tokens += weight * (self._ended_tokens / self._ends - self.mean_tokens)
+            self.mean_held_s += weight * (self._held_s / self._ends - self.mean_held_s)
         self.has_measured = True
         self._arrivals = self._ends = self._ended_tokens = 0
+        self._held_s = 0.0
 
 
 class ModelState:
