@@ -29,6 +29,9 @@ from muxcluster.cluster.units.actors import (
 from muxcluster.core.errors import EngineFailure, Unavailable
 
 ASK_TIMEOUT_S = 30.0
+# Of the first question: a new controller's process imports first, which takes a minute where other
+# processes start beside it on few cores.
+FIRST_ASK_TIMEOUT_S = 180.0
 POLL_S = 0.2
 MOST_FAILURES = 3  # failures of a unit after which a command stops waiting for it
 
@@ -62,8 +65,13 @@ def joined(address: str) -> Iterator[None]:
 
 
 def start_controller(wiring: Wiring) -> Any:
-    """Return the handle of the cluster's controller, created on the head if it is missing."""
-    return make_on_head(Controller, CONTROLLER, wiring)
+    """Return the handle of the cluster's controller, created on the head if it is missing.
+
+    Raises Unavailable if it does not answer within `FIRST_ASK_TIMEOUT_S`.
+    """
+    controller = make_on_head(Controller, CONTROLLER, wiring)
+    ask_within(FIRST_ASK_TIMEOUT_S, controller, Controller.desired)
+    return controller
 
 
 def find_controller() -> Any | None:

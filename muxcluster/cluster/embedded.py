@@ -83,8 +83,8 @@ class EmbeddedRay:
 
         tell: gets the progress repeatedly. Raises EngineFailure with the reason if something fails.
         """
-        controller = start_controller(Wiring(self.socket_dir, unit_class))
         try:
+            controller = start_controller(Wiring(self.socket_dir, unit_class))
             ask(controller, Controller.apply, desired, edge)
             wait_converged(controller, START_TIMEOUT_S, tell, most_failures=1)
         except Unavailable as error:
