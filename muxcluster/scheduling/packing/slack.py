@@ -1,6 +1,7 @@
 """How long a job may take before an interactive request misses a target that it could meet."""
 
 import math
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -166,7 +167,7 @@ class Slack:
             and not memory.owes_interactive
             and memory.may_admit(model, queue.head)
         ):
-            found = [(live, 0) for live in queue][: table.num_free]
+            found = [(live, 0) for live in islice(queue, table.num_free)]
         rows = table.idle_prefilling()
         if len(rows):
             urgent = rows[~table.is_batch[rows]].tolist()
