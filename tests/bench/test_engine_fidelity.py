@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bench import engine_fidelity
-from bench.engine_fidelity import SETUPS, capacity_per_s, simulated, units_of
+from bench.engine_fidelity import SETUPS, Try, capacity_per_s, simulated, units_of
 from bench.fidelity.others import ProcessorTime
 from bench.fidelity.rows import claims_of, row_of, samples_of, side_of, simulated_jobs
 from bench.fidelity.served import Client, Served
@@ -25,6 +25,7 @@ from bench.fidelity.setups import (
     write_config,
     write_models,
 )
+from bench.fidelity.speed import MachineSpeed
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.served import JobRecord, UnitStats
@@ -212,18 +213,43 @@ def test_time_of_a_child_is_ours_and_time_of_a_stranger_is_not() -> None:
     assert others_s >= 0.4
 
 
+def test_drift_is_that_of_whichever_work_changed_more() -> None:
+    fast, slow = MachineSpeed(0.010, 0.100), MachineSpeed(0.011, 0.150)
+    assert slow.drift_from(fast) == fast.drift_from(slow) == pytest.approx(0.5)
+    assert fast.drift_from(fast) == 0
+    measured = MachineSpeed.now()
+    assert measured.streamed_s > 0
+    assert measured.products_s > 0
+
+
 def test_a_disturbed_case_is_served_again_and_the_least_disturbed_try_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    quiet = Served(records(), (), 0.0)
-    tries = iter([0.2, 0.1, 0.3, 0.01])
-    made: list[Served] = []
+    others = iter([0.2, 0.1, 0.3, 0.01, 0.01, 0.01, 0.01])
+    # before each case and after each of its tries, over that beside the profile
+    speeds = iter([1.0, 1.0, 1.0, 1.0, 1.0, 1.05, 1.0, 0.8, 1.05, 1.0])
+    usual = MachineSpeed(0.01, 0.1)
+
+    class Clock:
+        @staticmethod
+        def now() -> MachineSpeed:
+            return replace(usual, products_s=usual.products_s * next(speeds))
 
     def serve(*_: object) -> Served:
-        made.append(replace(quiet, others=next(tries)))
-        return made[-1]
+        return Served(records(), (), 0.0, others=next(others))
 
     monkeypatch.setattr(engine_fidelity, "serve", serve)
-    spec = cast(UnitSpec, None)
-    assert engine_fidelity.undisturbed(spec, (), 0) == (made[1], [0.2, 0.1, 0.3])
-    assert engine_fidelity.undisturbed(spec, (), 0) == (made[3], [0.01])
+    monkeypatch.setattr(engine_fidelity, "MachineSpeed", Clock)
+
+    def tries() -> list[Try]:
+        return engine_fidelity.tries_of(cast(UnitSpec, None), (), 0, usual)
+
+    first = tries()
+    assert [each.served.others for each in first] == [0.2, 0.1, 0.3]
+    assert min(first, key=lambda each: each.disturbance) is first[1]
+    (quiet,) = tries()
+    assert quiet.served.others == 0.01
+    assert quiet.drift == pytest.approx(0.05)
+    # served again because the machine was a quarter faster after it
+    drifted = tries()
+    assert [each.drift for each in drifted] == pytest.approx([0.25, 0.25, 0.05])
