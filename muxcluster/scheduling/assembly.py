@@ -41,10 +41,13 @@ def model_state(
     spec: ModelSpec, unit: UnitSpec, kv: ModelCache, *, keeps_output: bool
 ) -> ModelState:
     """Return a model without requests, with its planned load. keeps_output: see RunningTable."""
-    mean_tokens = spec.mean_prompt_tokens + spec.mean_output_tokens
-    time_constant_s = _RATE_PERIODS * unit.scheduler.quota_period_s
-    held_s = _PLANNED_STEP_S * spec.mean_output_tokens
-    meter = LoadMeter(spec.rate_per_s, mean_tokens, held_s, time_constant_s)
+    meter = LoadMeter(
+        spec.rate_per_s,
+        spec.mean_prompt_tokens,
+        spec.mean_output_tokens,
+        _PLANNED_STEP_S,
+        _RATE_PERIODS * unit.scheduler.quota_period_s,
+    )
     return ModelState(spec, kv, meter, keeps_output=keeps_output)
 
 

@@ -12,7 +12,7 @@ from muxcluster.core.job import Job, JobResult, Phase, TokenLogprobs
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.scheduling.jobs import result_without_ended, without_ended
 from muxcluster.scheduling.memory.admission import Memory
-from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.model import Held, ModelState
 from muxcluster.scheduling.state.requests import LiveRequest
 from muxcluster.scheduling.state.running import RunningTable, TableRows
 
@@ -164,8 +164,8 @@ class Completion:
             ended = live.finished(reason, now, stop_token=stop_token)
             is_interactive = live.request.service_class is ServiceClass.INTERACTIVE
             if is_interactive and reason is not FinishReason.ABORT:
-                held_s = ended.prefill_s + ended.decode_s + ended.restore_s
-                model.meter.end(live.num_tokens, held_s)
+                held = Held(live.account.held_s(now), len(live.output))
+                model.meter.end(live.num_prompt, held)
             events.append(ended)
         return events
 

@@ -10,14 +10,14 @@ from muxcluster.core.unitspec import ModelSpec
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import KvModel
 from muxcluster.scheduling.memory.quotas import QuotaBalancer, floors, split, weights
-from muxcluster.scheduling.state.model import LoadMeter, ModelState
+from muxcluster.scheduling.state.model import Held, LoadMeter, ModelState
 from tests.scheduling.rig import model_spec
 
 
 def state(name: str, layers: int = 2, rate: float = 1.0, max_model_len: int = 64) -> ModelState:
     shape = KvShape(num_layers=layers, num_kv_heads=2, head_dim=128, itemsize=2)
     spec = model_spec(name, shape=shape, max_model_len=max_model_len)
-    return ModelState(spec, own_cache(spec).of(name), LoadMeter(rate, 32.0, 1.0, 10.0))
+    return ModelState(spec, own_cache(spec).of(name), LoadMeter(rate, 24.0, 8.0, 1 / 8, 10.0))
 
 
 def own_cache(spec: ModelSpec) -> KvCache:
@@ -47,9 +47,10 @@ def test_split_follows_rate_times_size_times_length() -> None:
 def test_requests_that_hold_memory_for_longer_need_more_of_it() -> None:
     models = [state("a"), state("b")]
     for model, held_s in zip(models, (2.0, 6.0), strict=True):
-        model.meter.arrive()
-        model.meter.end(32, held_s)
-        model.meter.update(1.0)
+        for _ in range(500):
+            model.meter.arrive()
+            model.meter.end(24, Held(held_s, 8))
+        model.meter.update(1.0, Held())
     assert split(models, weights(models), {"a": 0, "b": 0}, 1000) == {"a": 248, "b": 748}
 
 
@@ -146,17 +147,51 @@ def test_a_lowered_quota_waits_for_its_sequences() -> None:
 
 
 def test_measured_rates_replace_planned_ones() -> None:
-    meter = LoadMeter(50.0, 500.0, 20.0, 10.0)
+    meter = LoadMeter(50.0, 400.0, 100.0, 0.2, 10.0)
+    assert (meter.mean_tokens, meter.mean_held_s) == (500.0, 20.0)
     for _ in range(20):
         meter.arrive()
-    meter.end(100, 3.0)
-    meter.update(5.0)
-    assert (meter.rate_per_s, meter.mean_tokens, meter.mean_held_s) == (4.0, 100.0, 3.0)
+    meter.update(5.0, Held())
+    assert meter.rate_per_s == 4.0
     for _ in range(60):
         meter.arrive()
         meter.arrive()
-        meter.update(1.0)
-    assert abs(meter.rate_per_s - 2.0) < 0.02
-    meter.update(1000.0)
+        meter.end(90, Held(3.0, 10))
+        meter.end(90, Held(3.0, 10))
+        meter.update(1.0, Held())
+    assert meter.rate_per_s == pytest.approx(2.0, abs=0.02)
+    assert meter.mean_tokens == pytest.approx(100.0, rel=0.1)
+    assert meter.mean_held_s == pytest.approx(3.0, rel=0.1)
+    meter.update(1000.0, Held())
     assert meter.rate_per_s < 1e-3
-    assert meter.mean_tokens == 100.0
+    assert meter.mean_tokens == pytest.approx(100.0, rel=0.1)
+
+
+def test_a_model_with_long_outputs_looks_no_smaller_before_they_end() -> None:
+    """Every second 4 requests come: 3 with 10 tokens, 1 with 400; a token takes 0.1 s."""
+    meter = LoadMeter(4.0, 20.0, 107.5, 0.05, 20.0)
+    running: list[tuple[int, int]] = []  # second of arrival, output tokens
+    for second in range(120):
+        running += [(second, 10)] * 3 + [(second, 400)]
+        for _ in range(4):
+            meter.arrive()
+        now = second + 1
+        for began, tokens in [each for each in running if (now - each[0]) * 10 >= each[1]]:
+            running.remove((began, tokens))
+            meter.end(20, Held(tokens / 10, tokens))
+        so_far = [now - began for began, _ in running]
+        meter.update(1.0, Held(float(sum(so_far)), 10 * sum(so_far)))
+        # up to the 40th second, those that have ended held memory for 1 s
+        if second > 10:
+            assert meter.mean_held_s > 3
+    assert meter.mean_held_s == pytest.approx(10.75, rel=0.1)
+
+
+def test_an_abort_takes_back_what_was_counted_of_it() -> None:
+    meter = LoadMeter(1.0, 20.0, 10.0, 0.1, 20.0)
+    meter.update(5.0, Held(100.0, 1000))
+    before = meter.mean_held_s
+    meter.update(5.0, Held())
+    assert meter.mean_held_s == before
+    meter.update(5.0, Held(5.0, 50))
+    assert meter.mean_held_s == pytest.approx(1.0)

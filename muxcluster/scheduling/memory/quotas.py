@@ -190,7 +190,7 @@ class Adaptation:
             return
         self._last_s = now
         for model in self._models:
-            model.meter.update(elapsed_s)
+            model.meter.update(elapsed_s, model.held(now))
         if self._balancer is not None:
             self._balancer.adapt()
 

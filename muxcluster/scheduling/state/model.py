@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from muxcluster.core.events import Rejected
 from muxcluster.core.job import Job
@@ -14,6 +15,8 @@ from muxcluster.scheduling.state.arrivals import RecentArrivals
 from muxcluster.scheduling.state.batch_scaling import BatchScaling
 from muxcluster.scheduling.state.requests import LiveRequest, Waiting
 from muxcluster.scheduling.state.running import RunningTable, TableRows
+
+_LEAST_ENDS = 8.0  # ends whose mean lengths count, of a model that is asked rarely
 
 
 @dataclass(slots=True)
@@ -33,48 +36,93 @@ class Counters:
     num_non_finite: int = 0
 
 
+class Held(NamedTuple):
+    """What interactive requests that have not ended hold, or have had, so far."""
+
+    seconds: float = 0.0  # since the first jobs of each, waits without memory left out
+    output_tokens: int = 0
+
+
 class LoadMeter:
-    """Interactive load of one model: moving averages, planned values until the first measurement.
+    """Interactive load of one model: moving averages that start from planned values.
 
     Batch requests do not count: they take what interactive ones leave.
     """
 
+    # Those that end first are the short ones: their lengths alone, or the time for which they held
+    # memory, would make a model with long outputs look small until its first long ones end. So
+    # lengths are averaged with the plan's, and the time is that of a token, of all that run.
+
     def __init__(
-        self, rate_per_s: float, mean_tokens: float, mean_held_s: float, time_constant_s: float
+        self,
+        rate_per_s: float,
+        prompt_tokens: float,
+        output_tokens: float,
+        token_s: float,
+        time_constant_s: float,
     ) -> None:
+        """Take what is planned. prompt_tokens, output_tokens: means of a request. token_s: from
+        token to token."""
         self.rate_per_s = rate_per_s  # arrivals
-        # Of requests that ended: prompt and output tokens, and for how long they held memory
-        self.mean_tokens, self.mean_held_s = mean_tokens, mean_held_s
         self._time_constant_s = time_constant_s
         self.has_measured = False
         self._arrivals = 0
-        self._ends = 0
-        self._ended_tokens = 0
-        self._held_s = 0.0
+        # Sums over the last ends: the plan counts as many as it expects within the time constant
+        planned = max(_LEAST_ENDS, rate_per_s * time_constant_s)
+        self._ends = planned
+        self._prompt_tokens = planned * prompt_tokens
+        self._output_tokens = planned * output_tokens
+        # Sums over the last output tokens; the plan counts as one request
+        self._decoded = max(1.0, output_tokens)
+        self._held_s = self._decoded * token_s
+        self._before = Held()  # of those that had not ended at the last update
+        self._ended = Held()  # of those that ended since
+
+    @property
+    def mean_tokens(self) -> float:
+        """Prompt and output tokens of a request."""
+        return (self._prompt_tokens + self._output_tokens) / self._ends
+
+    @property
+    def mean_held_s(self) -> float:
+        """Seconds for which a request holds memory."""
+        return self._held_s / self._decoded * self._output_tokens / self._ends
 
     def arrive(self) -> None:
         """Count an interactive request that was accepted."""
         self._arrivals += 1
 
-    def end(self, num_tokens: int, held_s: float) -> None:
-        """Count one that ended with `num_tokens` prompt and output tokens, `held_s` after its first
-        job began, waits without memory left out."""
+    def end(self, prompt_tokens: int, held: Held) -> None:
+        """Count one that ended."""
         self._ends += 1
-        self._ended_tokens += num_tokens
-        self._held_s += held_s
+        self._prompt_tokens += prompt_tokens
+        self._output_tokens += held.output_tokens
+        self._ended = Held(
+            self._ended.seconds + held.seconds, self._ended.output_tokens + held.output_tokens
+        )
 
-    def update(self, elapsed_s: float) -> None:
-        """Fold in what was counted during the last `elapsed_s` > 0 seconds."""
-        weight = 1.0
-        if self.has_measured:
-            weight = -math.expm1(-elapsed_s / self._time_constant_s)
+    def update(self, elapsed_s: float, running: Held) -> None:
+        """Fold in the last `elapsed_s` > 0 seconds. running: of all that have not ended."""
+        faded = math.exp(-elapsed_s / self._time_constant_s)
+        weight = 1.0 - faded if self.has_measured else 1.0
         self.rate_per_s += weight * (self._arrivals / elapsed_s - self.rate_per_s)
-        if self._ends:
-            self.mean_tokens += weight * (self._ended_tokens / self._ends - self.mean_tokens)
-            self.mean_held_s += weight * (self._held_s / self._ends - self.mean_held_s)
         self.has_measured = True
-        self._arrivals = self._ends = self._ended_tokens = 0
-        self._held_s = 0.0
+        self._arrivals = 0
+        self._fade_ends()
+        seconds = self._ended.seconds + running.seconds - self._before.seconds
+        decoded = self._ended.output_tokens + running.output_tokens - self._before.output_tokens
+        if decoded > 0 and seconds > 0:  # an abort takes back what was counted of it
+            self._held_s = faded * self._held_s + seconds
+            self._decoded = faded * self._decoded + decoded
+        self._before, self._ended = running, Held()
+
+    def _fade_ends(self) -> None:
+        """Forget ends by their number: those of a model that is rarely asked stay for longer."""
+        most = max(_LEAST_ENDS, self.rate_per_s * self._time_constant_s)
+        kept = min(1.0, most / self._ends)
+        self._ends *= kept
+        self._prompt_tokens *= kept
+        self._output_tokens *= kept
 
 
 class ModelState:
@@ -105,6 +153,14 @@ class ModelState:
     def num_live(self) -> int:
         """Number of accepted requests that have not ended."""
         return self.running.num_live + len(self.waiting)
+
+    def held(self, now: float) -> Held:
+        """Return what its interactive requests with a row have had so far."""
+        table = self.running
+        rows = (table.is_live & ~table.is_batch).nonzero()[0]
+        seconds = sum(table.at(row).account.held_s(now) for row in rows.tolist())
+        output = table.num_tokens[rows] - table.num_prompt[rows]
+        return Held(seconds, int(output.sum()))
 
     @property
     def has_batch_work(self) -> bool:

@@ -33,6 +33,7 @@ class Stage(StrEnum):
 
 
 _WAITING = (Stage.QUEUE, Stage.PREEMPTED)
+_HOLDING = (Stage.PREFILL, Stage.DECODE, Stage.RESTORE)
 _NOTHING = dict.fromkeys(Stage, 0.0)
 
 
@@ -70,6 +71,11 @@ class TimeAccount:
             self._enter(Stage.PREEMPTED, now)
         if self._next is Stage.DECODE and not keeps_memory:
             self._next = Stage.RESTORE
+
+    def held_s(self, now: float) -> float:
+        """Return the seconds since its first launch, waits without memory left out."""
+        running_s = 0.0 if self._stage in _WAITING else now - self._since_s
+        return running_s + sum(self._seconds[stage] for stage in _HOLDING)
 
     def close(self, now: float) -> dict[Stage, float]:
         """Return the seconds by stage at the end."""
