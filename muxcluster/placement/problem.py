@@ -21,6 +21,20 @@ LENGTH_CUBE = math.exp(3 * LENGTH_SIGMA**2)  # third moment over the mean's cube
 
 
 @dataclass(frozen=True, slots=True)
+class Backlog:
+    """Batch work of a model: done beside its interactive requests, which it gives way to."""
+
+    tokens_per_s: float  # prompt and output tokens a second that do it in time
+    prompt_tokens: float  # prompt_tokens, output_tokens: means
+    output_tokens: float
+
+    @property
+    def rate(self) -> float:
+        """Batch requests/s."""
+        return self.tokens_per_s / (self.prompt_tokens + self.output_tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class Demand:
     """One model with its demand."""
 
@@ -37,6 +51,9 @@ class Demand:
     ttft_s: float | None = None  # ttft_s, tpot_s: latency targets, None without one
     tpot_s: float | None = None
     undivided: str = ""  # why the engine cannot divide it over GPUs, "" if it can
+    backlog: Backlog | None = None  # its batch work, None without any
+    # Mean length of a sequence in decode; None: that of one class of requests of these lengths
+    decode_tokens: float | None = None
 
     def worth(self, objective: Objective) -> float:
         """Return what one served request/s adds to the objective; "fewest-gpus" first counts the
@@ -57,6 +74,8 @@ class Demand:
         Half of its output is there, but long outputs are met more often, as they decode for longer
         (mean residual life, Kleinrock vol. 1, §5.2).
         """
+        if self.decode_tokens is not None:
+            return self.decode_tokens
         longer = self.output_tokens * (1 + LENGTH_CV2) / 2
         return min(self.prompt_tokens + longer, float(self.max_model_len))
 
@@ -91,6 +110,16 @@ class Problem:
     # roofline
     profiles: tuple[Profile, ...] = ()
     policy: UnitPolicy = UnitPolicy()
+
+    @property
+    def backlog_tokens_per_s(self) -> float:
+        """Batch tokens a second of all models."""
+        return sum(each.backlog.tokens_per_s for each in self.demands if each.backlog is not None)
+
+    def without_backlogs(self) -> "Problem":
+        """Return the problem with interactive requests alone."""
+        demands = tuple(replace(each, backlog=None) for each in self.demands)
+        return replace(self, demands=demands)
 
     def in_order(self) -> "Problem":
         """Return the problem with models and nodes by name, so that their order changes no plan."""

@@ -1,0 +1,180 @@
+"""Batch work of a unit: how much is done beside the interactive requests that it serves."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from muxcluster.core.unitspec import LENDING_PACKINGS
+from muxcluster.placement.estimator.latency import Latency, latencies, served_rates
+from muxcluster.placement.estimator.merged import MergedCost
+from muxcluster.placement.estimator.modelcost import ModelCost
+from muxcluster.placement.estimator.shares import (
+    Loads,
+    Tenant,
+    expected,
+    tenants_of,
+    within_loads,
+)
+from muxcluster.placement.execution import Execution, UnitPolicy
+
+MOST = 1024.0  # multiples of what is asked beyond this one are not told apart
+_BISECTIONS = 4
+_SERVED = 1 - 1e-3
+_LEAST = 1e-3  # part done below which none is
+
+
+class BatchWork(NamedTuple):
+    """Batch requests that are asked of one model on a unit."""
+
+    cost: ModelCost  # with their lengths
+    rate: float  # requests/s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompt and output tokens."""
+        demand = self.cost.demand
+        return self.rate * (demand.prompt_tokens + demand.output_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogEstimate:
+    """Batch work of a unit, by model."""
+
+    asked: tuple[float, ...]  # asked, done: tokens/s, prompts and outputs
+    done: tuple[float, ...]
+    load: float  # of the unit's fullest resource if all requests of both classes were served
+
+    @property
+    def undone(self) -> float:
+        """Tokens/s that are asked and not done."""
+        return sum(self.asked) - sum(self.done)
+
+
+class Backlogged:
+    """A unit with batch work beside its interactive requests, which keep what they have.
+
+    Both classes of a model are in the same jobs (`MergedCost`), so batch work fits as long as the
+    steady state of both together serves all; with a packing that runs batch work in the slack of
+    the targets (`hybrid`), as long as tokens also keep coming in time.
+    """
+
+    def __init__(
+        self,
+        tenants: Sequence[Tenant],
+        served: Sequence[float],
+        works: Sequence[BatchWork | None],
+        *,
+        num_blocks: int,
+        execution: Execution,
+        policy: UnitPolicy,
+    ) -> None:
+        """served: by model, fraction of its rate. works: None for a model without batch work."""
+        self.tenants = tenants
+        self.works = works
+        self._rates = [each.rate * part for each, part in zip(tenants, served, strict=True)]
+        self._num_blocks = num_blocks
+        self._execution = execution
+        self._targets: list[float | None] = [None] * len(tenants)
+        if policy.scheduler.packing in LENDING_PACKINGS:
+            # a target that is missed without batch work binds none
+            self._targets = [
+                None if target is None or late.tpot_s.high > target else target
+                for target, late in zip(
+                    [each.cost.demand.tpot_s for each in tenants], self.latencies(0.0), strict=True
+                )
+            ]
+
+    def estimate(self, load: float) -> BacklogEstimate:
+        """Return what is done of what is asked. load: of the unit without batch work."""
+        whole = [1.0 if work is not None else 0.0 for work in self.works]
+        tenants, loads = self.together(whole)
+        if self._serves(tenants, loads):
+            parts, full = whole, max(load, min(1.0, loads.greatest))
+        else:
+            common = _largest(lambda part: self.holds([part * each for each in whole]))
+            parts = self._raised([common * each for each in whole], common)
+            full = load + max(0.0, 1 - load) / max(common, _LEAST)
+        asked = [0.0 if work is None else work.tokens_per_s for work in self.works]
+        done = [part * tokens for part, tokens in zip(parts, asked, strict=True)]
+        return BacklogEstimate(tuple(asked), tuple(done), max(full, 1.0 if parts != whole else 0.0))
+
+    def capacity(self) -> float:
+        """Return the largest multiple of all that is asked which the unit could do, at most
+        MOST."""
+        high = 1.0
+        while high < MOST and self.holds(self._at(high)):
+            high *= 2
+        return high * _largest(lambda part: self.holds(self._at(high * part)))
+
+    def latencies(self, factor: float) -> tuple[Latency, ...]:
+        """Return the latencies of requests of both classes, as if they were one, while `factor`
+        times what is asked is done."""
+        tenants, loads = self.together(self._at(factor))
+        return latencies(tenants, loads, [1.0] * len(tenants))
+
+    def holds(self, parts: Sequence[float]) -> bool:
+        """Return whether so many times what is asked of each model is done."""
+        return self._serves(*self.together(parts))
+
+    def together(self, parts: Sequence[float]) -> tuple[tuple[Tenant, ...], Loads]:
+        """Return the unit's models with both classes of requests, and its loads."""
+        costs, rates = [], []
+        for tenant, rate, work, part in zip(
+            self.tenants, self._rates, self.works, parts, strict=True
+        ):
+            more = 0.0 if work is None else part * work.rate
+            rates.append(max(rate, 1e-12) + more)
+            costs.append(
+                tenant.cost
+                if work is None or more == 0
+                else MergedCost(tenant.cost, work.cost, more / rates[-1], tenant.cost.max_rows)
+            )
+        tenants, _ = tenants_of(costs, rates, self._num_blocks, self._execution)
+        return tenants, expected(tenants, self._execution)
+
+    def _at(self, factor: float) -> list[float]:
+        return [0.0 if work is None else factor for work in self.works]
+
+    def _raised(self, parts: list[float], common: float) -> list[float]:
+        """Return `parts`, those raised that can be without the others."""
+        if sum(work is not None for work in self.works) < 2:
+            return parts
+        for index, work in enumerate(self.works):
+            if work is not None:
+                room = 1 - common
+
+                def fits(more: float, index: int = index, room: float = room) -> bool:
+                    tried = [*parts]
+                    tried[index] = common + more * room
+                    return self.holds(tried)
+
+                parts[index] = common + room * _largest(fits)
+        return parts
+
+    def _serves(self, tenants: Sequence[Tenant], loads: Loads) -> bool:
+        rates = [each.rate for each in tenants]
+        found = served_rates(tenants, loads, rates)
+        parts = [min(1.0, got / rate) for got, rate in zip(found, rates, strict=True)]
+        if min(within_loads(loads, parts)) < _SERVED:
+            return False
+        if all(target is None for target in self._targets):
+            return True
+        late = latencies(tenants, loads, [1.0] * len(tenants))
+        return all(
+            target is None or each.tpot_s.high <= target
+            for each, target in zip(late, self._targets, strict=True)
+        )
+
+
+def _largest(holds: Callable[[float], bool]) -> float:
+    """Return about the largest part below 1 that holds, within 3 %; 0 if it is below _LEAST."""
+    low = 0.5
+    while not holds(low):
+        low /= 2
+        if low < _LEAST:
+            return 0.0
+    high = 2 * low
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
