@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import Literal
 
 from muxcluster.placement.cost.profile import Profile
@@ -17,7 +18,17 @@ Objective = Literal["throughput", "weighted", "goodput", "fewest-gpus"]
 # deviation. Between ShareGPT's (0.8) and Azure's code and conversation traces (0.9 to 1.1).
 LENGTH_SIGMA = 0.9
 LENGTH_CV2 = math.expm1(LENGTH_SIGMA**2)  # squared coefficient of variation
+_NORMAL = NormalDist()
 LENGTH_CUBE = math.exp(3 * LENGTH_SIGMA**2)  # third moment over the mean's cube
+
+
+def _cut_moment(mean: float, most: float, power: int) -> float:
+    """Return the mean of min(x, most)^power for log-normal x with this mean and LENGTH_SIGMA."""
+    sigma = LENGTH_SIGMA
+    middle = math.log(mean) - sigma**2 / 2
+    place = (math.log(most) - middle) / sigma
+    below = math.exp(power * middle + (power * sigma) ** 2 / 2) * _NORMAL.cdf(place - power * sigma)
+    return below + most**power * (1 - _NORMAL.cdf(place))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,14 @@ class Backlog:
     tokens_per_s: float  # prompt and output tokens a second that do it in time
     prompt_tokens: float  # prompt_tokens, output_tokens: means
     output_tokens: float
+
+    def decode_tokens(self, most: int) -> float:
+        """Return the mean length of a sequence in decode, as `Demand.mean_tokens`, where `most`
+        tokens cut the long ones: batch work is measured by the memory that it fills."""
+        prompt = _cut_moment(self.prompt_tokens, float(most), 1)
+        room = max(1.0, most - prompt)
+        output, square = (_cut_moment(self.output_tokens, room, power) for power in (1, 2))
+        return min(prompt + square / (2 * output), float(most))
 
     @property
     def rate(self) -> float:

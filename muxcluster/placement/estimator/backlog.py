@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from muxcluster.core.unitspec import LENDING_PACKINGS
-from muxcluster.placement.estimator.latency import Latency, latencies, served_rates
+from muxcluster.placement.estimator.latency import Latency, flows, latencies
 from muxcluster.placement.estimator.merged import MergedCost
 from muxcluster.placement.estimator.modelcost import ModelCost
 from muxcluster.placement.estimator.shares import (
     Loads,
     Tenant,
     expected,
-    tenants_of,
     within_loads,
 )
 from muxcluster.placement.execution import Execution, UnitPolicy
@@ -129,7 +128,11 @@ class Backlogged:
                 if work is None or more == 0
                 else MergedCost(tenant.cost, work.cost, more / rates[-1], tenant.cost.max_rows)
             )
-        tenants, _ = tenants_of(costs, rates, self._num_blocks, self._execution)
+        # quotas move to where memory is used, and batch work takes what is idle of any
+        tenants = tuple(
+            Tenant(cost, rate, cost.batch(self._num_blocks), cost.rows(self._num_blocks))
+            for cost, rate in zip(costs, rates, strict=True)
+        )
         return tenants, expected(tenants, self._execution)
 
     def _at(self, factor: float) -> list[float]:
@@ -153,9 +156,14 @@ class Backlogged:
 
     def _serves(self, tenants: Sequence[Tenant], loads: Loads) -> bool:
         rates = [each.rate for each in tenants]
-        found = served_rates(tenants, loads, rates)
-        parts = [min(1.0, got / rate) for got, rate in zip(found, rates, strict=True)]
+        found = flows(tenants, loads, rates)
+        parts = [min(1.0, flow.rate / rate) for flow, rate in zip(found, rates, strict=True)]
         if min(within_loads(loads, parts)) < _SERVED:
+            return False
+        held = [
+            each.cost.sequence_blocks * flow.rows for each, flow in zip(tenants, found, strict=True)
+        ]
+        if sum(held) > self._num_blocks:
             return False
         if all(target is None for target in self._targets):
             return True

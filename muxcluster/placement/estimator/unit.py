@@ -156,8 +156,12 @@ class Estimator:
             return None
         key = (index, gpu, tp, bytes_per_block)
         if key not in self._batches:
-            lengths = demand.backlog.prompt_tokens, demand.backlog.output_tokens
-            asked = replace(demand, prompt_tokens=lengths[0], output_tokens=lengths[1])
+            asked = replace(
+                demand,
+                prompt_tokens=demand.backlog.prompt_tokens,
+                output_tokens=demand.backlog.output_tokens,
+                decode_tokens=demand.backlog.decode_tokens(demand.max_model_len),
+            )
             cost = self._cost_of(gpu, demand.itemsize)
             self._batches[key] = ModelCost(asked, tp, cost, self.problem, bytes_per_block)
         return BatchWork(self._batches[key], demand.backlog.rate * rate / demand.rate)
