@@ -120,9 +120,9 @@ def _exact(builders: _Builders, *, current: Plan | None, time_limit_s: float) ->
     improvement is worth its moves."""
     builder = builders.interactive
     end = time.perf_counter() + (time_limit_s or math.inf)
-    start = _searched(builder, end)
-    start = _continued(builder, start, current, effort(builder, start)).units
-    units, bound = solve_exact(builder, start, time_limit_s)
+    fresh = _searched(builder, end)
+    start = _continued(builder, fresh, current, effort(builder, fresh))
+    units, bound = solve_exact(builder, start.units, time_limit_s)
     found = _continued(builders.whole, with_backlogs(builders.whole, units), current, 0)
     return replace(found, bound=_at_least(bound, builder, found.units))
 

@@ -17,9 +17,9 @@ from muxcluster.placement.estimator.shares import (
 from muxcluster.placement.execution import Execution, UnitPolicy
 
 MOST = 1024.0  # multiples of what is asked beyond this one are not told apart
-_BISECTIONS = 4
+_BISECTIONS = 5
 _SERVED = 1 - 1e-3
-_LEAST = 1e-3  # part done below which none is
+_LEAST = 1e-6  # part done below which none is
 
 
 class BatchWork(NamedTuple):
@@ -175,7 +175,7 @@ class Backlogged:
 
 
 def _largest(holds: Callable[[float], bool]) -> float:
-    """Return about the largest part below 1 that holds, within 3 %; 0 if it is below _LEAST."""
+    """Return about the largest part below 1 that holds, within 2 %; 0 if it is below _LEAST."""
     low = 0.5
     while not holds(low):
         low /= 2
