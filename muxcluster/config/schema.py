@@ -63,8 +63,7 @@ class SloSection(Section):
 
 
 class BacklogSection(Section):
-    """Batch work of a model that the planner places beside its interactive requests: tokens a day,
-    or a queue of tokens and when it is due."""
+    """Batch work that the planner places beside the model's interactive requests."""
 
     tokens_per_day: BatchTokens | None = None
     """Prompt and output tokens of a day's batch jobs, day after day."""

@@ -69,10 +69,25 @@ def unit_of(problem: Problem):
     return estimator, offers, found
 
 
-@settings(FAST, max_examples=4)
+@pytest.mark.slow
+@FAST
 @given(models=MODELS, num_gpus=st.integers(1, 2))
-def test_a_plan_with_batch_work_serves_interactive_requests_no_less(models, num_gpus) -> None:
-    asked = problem(models, num_gpus)
+def test_no_plan_with_batch_work_serves_interactive_requests_less(models, num_gpus) -> None:
+    _check_served(problem(models, num_gpus))
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        [("mistral-7b", 0.5, Backlog(20_000.0, 500.0, 200.0)), ("llama-3.2-3b", 4.0, None)],
+        [("mistral-7b", 60.0, Backlog(500.0, 50.0, 600.0))],
+    ],
+)
+def test_a_plan_with_batch_work_serves_interactive_requests_no_less(models) -> None:
+    _check_served(problem(models))
+
+
+def _check_served(asked: Problem) -> None:
     without, beside = place(asked.without_backlogs(), time_limit_s=0), place(asked, time_limit_s=0)
     assert violations(beside, asked) == []
     # objectives within a millionth are equal
@@ -170,7 +185,7 @@ def test_under_hybrid_packing_batch_work_is_bound_by_the_targets() -> None:
         estimator, offers, found = unit_of(asked)
         done[packing] = sum(found.backlog.done)
         late = estimator.backlogged(found, A100, offers).latencies(done[packing] / 1e6)
-        assert (late[0].tpot_s.high <= 0.06) == (packing == "hybrid")
+        assert (late[0].tpot_s.median <= 0.06) == (packing == "hybrid")
     assert 0 < done["hybrid"] < done["priority"]
 
 
