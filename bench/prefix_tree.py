@@ -25,8 +25,8 @@ from bench.offline.baselines.batchllm import plan_batch
 from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.offline.blend.lengths import estimate_lengths, sample_places
 from muxcluster.offline.blend.plan import plan_blend
-from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.prefix.prompts import flat_prompts
+from muxcluster.placement.cost.resources import resource_model
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.shapes.known import shape_named
 from muxcluster.workload.batchjob import BatchJob

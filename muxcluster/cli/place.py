@@ -20,6 +20,7 @@ from muxcluster.cli.placing.inputs import ProfileOption, curves_file, with_profi
 from muxcluster.cli.placing.outcome import REPLANNING, Outcome, Solver, solve
 from muxcluster.cli.placing.reports import Judged
 from muxcluster.cli.terminal.telling import tell
+from muxcluster.cli.views.backlog import batch_lines
 from muxcluster.cli.views.check import check_lines
 from muxcluster.cli.views.explanation import answer_lines
 from muxcluster.cli.views.known import known_content, known_lines
@@ -115,7 +116,8 @@ def place(  # noqa: PLR0913 - each parameter is an option of the command line
             metavar="CHANGE",
             help="Plan as if the file were changed and show the difference; may be repeated. "
             "Example: --what-if add:llama-2-7b,rate=2 --what-if remove:chat-7b "
-            "--what-if rate:chat-7b=x2 --what-if gpus:a=4",
+            "--what-if rate:chat-7b=x2 --what-if batch:chat-7b=2e9 (tokens a day) "
+            "--what-if gpus:a=4",
         ),
     ] = None,
     from_plan: Annotated[
@@ -181,7 +183,7 @@ def place(  # noqa: PLR0913 - each parameter is an option of the command line
             _print(notes, to_stderr=True)
             return
         table = [] if what_if or explain else [*plan_lines(outcome.after), Text()]
-        _print([*table, *notes, *summary_lines(outcome.after)])
+        _print([*table, *notes, *batch_lines(outcome.after), *summary_lines(outcome.after)])
 
 
 def _show_known(config: Path | None, *, as_json: bool) -> None:

@@ -147,6 +147,7 @@ def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredMode
         message = f"{length} is more than the model's longest context, {longest}"
         raise source.error((*at, "max_model_len"), message)
     _check_lengths(section, length, at, source)
+    _check_backlog(section, length, at, source)
     return ConfiguredModel(section, path, facts, length)
 
 
@@ -166,6 +167,25 @@ def _check_lengths(section: ModelSection, longest: int, at: Location, source: _S
         raise source.error((*at, "max_model_len"), message)
     message = f"the model's longest context is {longest}, but {demand}"
     raise source.error((*at, given[0]), message)
+
+
+def _check_backlog(section: ModelSection, longest: int, at: Location, source: _Source) -> None:
+    """Refuse mean lengths of batch requests, where the file gives them, that none can have."""
+    backlog = section.batch
+    if backlog is None:
+        return
+    given = [name for name in ("prompt_tokens", "output_tokens") if getattr(backlog, name)]
+    # defaults of a model with a short context are cut (config.planner_input)
+    part = min(1.0, longest / (section.prompt_tokens + section.output_tokens))
+    mean = (backlog.prompt_tokens or part * section.prompt_tokens) + (
+        backlog.output_tokens or part * section.output_tokens
+    )
+    if given and mean > longest:
+        message = (
+            f"batch requests of {mean:g} tokens on average, prompt and output; the model's longest "
+            f"context is {longest}"
+        )
+        raise source.error((*at, "batch", given[0]), message)
 
 
 def _known(name: str, at: Location, source: _Source) -> ModelFacts:

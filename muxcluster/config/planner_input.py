@@ -6,7 +6,7 @@ from pathlib import Path
 
 from muxcluster.config.load import Config, ConfiguredModel
 from muxcluster.config.profiles import read_profile
-from muxcluster.config.schema import NodeSection, PolicySection
+from muxcluster.config.schema import ModelSection, NodeSection, PolicySection
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.unitspec import SchedulerSpec
 from muxcluster.placement.cost import Profile
@@ -16,7 +16,7 @@ from muxcluster.placement.memory import (
     block_bytes,
     sequence_blocks,
 )
-from muxcluster.placement.problem import Demand, Limits, Node, Problem
+from muxcluster.placement.problem import Backlog, Demand, Limits, Node, Problem
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 # A cpu unit's default pool holds a quarter of the longest sequences it has rows for.
@@ -144,6 +144,19 @@ def _demand(model: ConfiguredModel, dtype: str) -> Demand:
         ttft_s=None if section.slo is None else section.slo.ttft,
         tpot_s=None if section.slo is None else section.slo.tpot,
         undivided="it runs on the dense backend" if is_dense else model.facts.undivided,
+        backlog=_backlog(section, part),
+    )
+
+
+def _backlog(section: ModelSection, part: float) -> Backlog | None:
+    """part: of the model's mean lengths that its context has room for."""
+    batch = section.batch
+    if batch is None:
+        return None
+    return Backlog(
+        batch.tokens_per_s,
+        batch.prompt_tokens or section.prompt_tokens * part,
+        batch.output_tokens or section.output_tokens * part,
     )
 
 

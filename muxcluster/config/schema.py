@@ -33,6 +33,9 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 # Limit of rates, weights and GiB: beyond any cluster, and far from overflow in sums.
 Amount = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Tokens = Annotated[float, Field(ge=1, le=1e8, allow_inf_nan=False)]
+# Limit of a backlog: a thousand GPUs do less in a day.
+BatchTokens = Annotated[float, Field(ge=1, le=1e15, allow_inf_nan=False)]
+DAY_S = 86_400.0
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Key = Annotated[str, AfterValidator(checked_key)]
 PathText = Annotated[str, AfterValidator(_checked_path)]
@@ -59,6 +62,36 @@ class SloSection(Section):
     """Mean time of each further token."""
 
 
+class BacklogSection(Section):
+    """Batch work that the planner places beside the model's interactive requests."""
+
+    tokens_per_day: BatchTokens | None = None
+    """Prompt and output tokens of a day's batch jobs, day after day."""
+    queue_tokens: BatchTokens | None = None
+    """Prompt and output tokens that wait now; give this or `tokens_per_day`."""
+    due_s: Positive = DAY_S
+    """Seconds in which `queue_tokens` are to be done; the window of `/v1/batches` by default."""
+    prompt_tokens: Tokens | None = None
+    """Mean length of a batch prompt; by default that of the model's requests."""
+    output_tokens: Tokens | None = None
+    """Mean length of a batch output; by default that of the model's requests."""
+
+    @model_validator(mode="after")
+    def _has_one_amount(self) -> "BacklogSection":
+        if (self.tokens_per_day is None) == (self.queue_tokens is None):
+            raise ValueError("give either tokens_per_day or queue_tokens (with due_s)")
+        if self.queue_tokens is None and self.due_s != DAY_S:
+            raise ValueError("due_s is of queue_tokens, which is missing")
+        return self
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompt and output tokens a second that do it in time."""
+        if self.tokens_per_day is not None:
+            return self.tokens_per_day / DAY_S
+        return (self.queue_tokens or 0.0) / self.due_s
+
+
 class ModelSection(Section):
     """One model."""
 
@@ -79,6 +112,8 @@ class ModelSection(Section):
     """Mean length of a prompt; start value, as `rate`."""
     output_tokens: Tokens = 338.0
     """Mean length of an output; start value, as `rate`."""
+    batch: BacklogSection | None = None
+    """Batch work that is expected beside these requests; planning alone reads it."""
     slo: SloSection | None = None
     """Latency targets; a request may bring its own (`slo` in its body)."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from muxcluster.offline.blend.densities import node_work
 from muxcluster.offline.blend.lengths import known_lengths
-from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.feed.feeder import BatchFeeder
 from muxcluster.offline.order.orders import OfflineJob
 from muxcluster.offline.predictor import MakespanPredictor, Prediction
 from muxcluster.offline.prefix.prompts import Prompts, take_prompts
 from muxcluster.offline.prefix.ranges import joined_ranges
 from muxcluster.offline.prefix.tree import PrefixTree, build_tree
+from muxcluster.placement.cost.resources import ResourceModel
 
 _RUNS = (8, 32, 128)  # lengths tried of a sample's runs of neighbours in the tree
 

@@ -1,9 +1,15 @@
 """The planner's answer, and plan.json (design.md §8)."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -23,6 +29,16 @@ class PlannedModel(_Frozen):
     batch: Amount  # mean decode batch
     quota_blocks: Count  # initial quota of KV blocks
     throughput: Amount  # requests/s it is expected to serve
+    # prompt and output tokens/s of its batch work that are expected to be done here; None, and not
+    # in the file, where none is asked
+    backlog_tokens_per_s: Amount | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_unasked(self, content: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = content(self)
+        if self.backlog_tokens_per_s is None:
+            del found["backlog_tokens_per_s"]
+        return found
 
 
 class PlannedWorker(_Frozen):

@@ -14,6 +14,7 @@ from muxcluster.placement.exact import solve_exact, upper_bound
 from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.problem import Problem
 from muxcluster.placement.search.assemble import planned_units
+from muxcluster.placement.search.backlog import judged_anew, with_backlogs
 from muxcluster.placement.search.baselines import memory_greedy, spatial
 from muxcluster.placement.search.gpus import kinds_of
 from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, value
@@ -23,6 +24,22 @@ from muxcluster.placement.search.subclusters import search_monotone
 
 Method = Literal["greedy", "exact", "spatial", "memory-greedy", "compat"]
 METHODS: tuple[str, ...] = get_args(Method)
+
+
+@dataclass(frozen=True, slots=True)
+class _Builders:
+    """Builders of units; the same one where the problem has no batch work."""
+
+    interactive: UnitBuilder  # of the problem without its batch work
+    whole: UnitBuilder
+
+    @classmethod
+    def of(cls, problem: Problem) -> "_Builders":
+        kinds = kinds_of(problem.nodes)
+        whole = UnitBuilder(Estimator(problem), kinds)
+        if not problem.backlog_tokens_per_s:
+            return cls(whole, whole)
+        return cls(UnitBuilder(Estimator(problem.without_backlogs()), kinds), whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +68,8 @@ def place(
     same problem gets the same plan. Only where that takes longer than the limit (thousands of
     models), the best layout found by then is taken; 0 proves nothing and never ends the search.
     current: the plan in force, kept where a
-    new one is not worth its moves (greedy and exact).
+    new one is not worth its moves (greedy and exact). Batch work is placed by greedy and exact, at
+    no cost to the objective; the others are told what of it their plans do.
     Raises memory.DoesNotFit; compat.CompatError and OSError for "compat".
     """
     start = time.perf_counter()
@@ -60,10 +78,10 @@ def place(
         if curves is None:
             raise ValueError("compat needs `curves`, the published profile")
         return place_compat(problem, read_curves(curves))
-    builder = UnitBuilder(Estimator(problem), kinds_of(problem.nodes))
-    found = _solver(method, current, time_limit_s)(builder)
+    builders = _Builders.of(problem)
+    found = _solver(method, current, time_limit_s)(builders)
     if any(found.before):
-        kept = with_executions_kept(builder, found.units, found.before)
+        kept = with_executions_kept(builders.whole, found.units, found.before)
         found = replace(found, units=kept)
     units = planned_units(problem, found.units, found.before)
     return Plan(
@@ -79,41 +97,48 @@ def place(
 
 def _solver(
     method: Method, current: Plan | None, time_limit_s: float
-) -> Callable[[UnitBuilder], _Found]:
-    if method == "spatial":
-        return lambda builder: _Found(spatial(builder))
-    if method == "memory-greedy":
-        return lambda builder: _Found(memory_greedy(builder))
+) -> Callable[[_Builders], _Found]:
+    if method in ("spatial", "memory-greedy"):
+        layout = spatial if method == "spatial" else memory_greedy
+        return lambda builders: _Found(judged_anew(builders.whole, layout(builders.interactive)))
     prove = _exact if method == "exact" else _bounded
     return partial(prove, current=current, time_limit_s=time_limit_s)
 
 
-def _bounded(builder: UnitBuilder, *, current: Plan | None, time_limit_s: float) -> _Found:
+def _bounded(builders: _Builders, *, current: Plan | None, time_limit_s: float) -> _Found:
     """Return the search's layout and an upper bound of any."""
     end = time.perf_counter() + (time_limit_s or math.inf)
-    found = _searched(builder, current, end)
+    units = with_backlogs(builders.whole, _searched(builders.interactive, end), end)
+    found = _continued(builders.whole, units, current, effort(builders.whole, units))
+    builder = builders.interactive
     bound = upper_bound(builder, time_limit_s, reached=value(found.units))
     return replace(found, bound=_at_least(bound, builder, found.units))
 
 
-def _exact(builder: UnitBuilder, *, current: Plan | None, time_limit_s: float) -> _Found:
+def _exact(builders: _Builders, *, current: Plan | None, time_limit_s: float) -> _Found:
     """Improve the search's layout as far as columns and time allow; keep `current` if no
     improvement is worth its moves."""
+    builder = builders.interactive
     end = time.perf_counter() + (time_limit_s or math.inf)
-    found = _searched(builder, current, end)
-    units, bound = solve_exact(builder, found.units, time_limit_s)
-    if current is not None:
-        units = continued(builder, current, units, most_estimates=0)
-        found = replace(found, before=_before(builder, current, units))
-    return replace(found, units=units, bound=_at_least(bound, builder, units))
+    fresh = _searched(builder, end)
+    start = _continued(builder, fresh, current, effort(builder, fresh))
+    units, bound = solve_exact(builder, start.units, time_limit_s)
+    found = _continued(builders.whole, with_backlogs(builders.whole, units), current, 0)
+    return replace(found, bound=_at_least(bound, builder, found.units))
 
 
-def _searched(builder: UnitBuilder, current: Plan | None, end: float) -> _Found:
+def _searched(builder: UnitBuilder, end: float) -> list[PlacedUnit]:
     nodes = builder.estimator.problem.nodes
-    units = search_monotone(builder, nodes, partial(search, end=end), end)
+    return search_monotone(builder, nodes, partial(search, end=end), end)
+
+
+def _continued(
+    builder: UnitBuilder, units: Sequence[PlacedUnit], current: Plan | None, most_estimates: int
+) -> _Found:
+    """Return `units`, or what of the plan in force is not worth leaving for them."""
     if current is None:
         return _Found(units)
-    units = continued(builder, current, units, most_estimates=effort(builder, units))
+    units = continued(builder, current, units, most_estimates=most_estimates)
     return _Found(units, before=_before(builder, current, units))
 
 

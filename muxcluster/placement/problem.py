@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import Literal
 
 from muxcluster.placement.cost.profile import Profile
@@ -17,7 +18,39 @@ Objective = Literal["throughput", "weighted", "goodput", "fewest-gpus"]
 # deviation. Between ShareGPT's (0.8) and Azure's code and conversation traces (0.9 to 1.1).
 LENGTH_SIGMA = 0.9
 LENGTH_CV2 = math.expm1(LENGTH_SIGMA**2)  # squared coefficient of variation
+_NORMAL = NormalDist()
 LENGTH_CUBE = math.exp(3 * LENGTH_SIGMA**2)  # third moment over the mean's cube
+
+
+def _cut_moment(mean: float, most: float, power: int) -> float:
+    """Return the mean of min(x, most)^power for log-normal x with this mean and LENGTH_SIGMA."""
+    sigma = LENGTH_SIGMA
+    middle = math.log(mean) - sigma**2 / 2
+    place = (math.log(most) - middle) / sigma
+    below = math.exp(power * middle + (power * sigma) ** 2 / 2) * _NORMAL.cdf(place - power * sigma)
+    return below + most**power * (1 - _NORMAL.cdf(place))
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Batch work of a model: done beside its interactive requests, which it gives way to."""
+
+    tokens_per_s: float  # prompt and output tokens a second that do it in time
+    prompt_tokens: float  # prompt_tokens, output_tokens: means
+    output_tokens: float
+
+    def decode_tokens(self, most: int) -> float:
+        """Return the mean length of a sequence in decode, as `Demand.mean_tokens`, where `most`
+        tokens cut the long ones: batch work is measured by the memory that it fills."""
+        prompt = _cut_moment(self.prompt_tokens, float(most), 1)
+        room = max(1.0, most - prompt)
+        output, square = (_cut_moment(self.output_tokens, room, power) for power in (1, 2))
+        return min(prompt + square / (2 * output), float(most))
+
+    @property
+    def rate(self) -> float:
+        """Batch requests/s."""
+        return self.tokens_per_s / (self.prompt_tokens + self.output_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +70,9 @@ class Demand:
     ttft_s: float | None = None  # ttft_s, tpot_s: latency targets, None without one
     tpot_s: float | None = None
     undivided: str = ""  # why the engine cannot divide it over GPUs, "" if it can
+    backlog: Backlog | None = None  # its batch work, None without any
+    # Mean length of a sequence in decode; None: that of one class of requests of these lengths
+    decode_tokens: float | None = None
 
     def worth(self, objective: Objective) -> float:
         """Return what one served request/s adds to the objective; "fewest-gpus" first counts the
@@ -57,6 +93,8 @@ class Demand:
         Half of its output is there, but long outputs are met more often, as they decode for longer
         (mean residual life, Kleinrock vol. 1, §5.2).
         """
+        if self.decode_tokens is not None:
+            return self.decode_tokens
         longer = self.output_tokens * (1 + LENGTH_CV2) / 2
         return min(self.prompt_tokens + longer, float(self.max_model_len))
 
@@ -91,6 +129,16 @@ class Problem:
     # roofline
     profiles: tuple[Profile, ...] = ()
     policy: UnitPolicy = UnitPolicy()
+
+    @property
+    def backlog_tokens_per_s(self) -> float:
+        """Batch tokens a second of all models."""
+        return sum(each.backlog.tokens_per_s for each in self.demands if each.backlog is not None)
+
+    def without_backlogs(self) -> "Problem":
+        """Return the problem with interactive requests alone."""
+        demands = tuple(replace(each, backlog=None) for each in self.demands)
+        return replace(self, demands=demands)
 
     def in_order(self) -> "Problem":
         """Return the problem with models and nodes by name, so that their order changes no plan."""

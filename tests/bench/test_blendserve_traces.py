@@ -5,8 +5,8 @@ import pytest
 
 from bench.offline.blending.traces import GRID, TRACES, Mix, kind_summary, kinds_of, trace
 from bench.traces.batchmix import long_outputs
-from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.choice import summary_of
+from muxcluster.placement.cost.resources import resource_model
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.shapes.known import shape_named
 

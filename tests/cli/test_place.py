@@ -153,6 +153,28 @@ def test_the_table_shows_load_limit_quota_and_slo(capsys, small) -> None:
     assert "below their rate: none" in out
 
 
+def test_batch_work_and_its_cost_are_told(capsys, small) -> None:
+    path = small(gpus=1, rate=1.0)
+    change = ("--what-if", "batch:chat=20e6")
+    code, out, err = call(capsys, "place", path, "--time-limit", "0", *change)
+    assert (code, err) == (0, "")
+    (row,) = (line for line in out.splitlines() if line.startswith("  chat "))
+    assert "2e+07  2e+07 (100%)" in row
+    assert re.search(r"-> \d+ ms \(\+\d+%\)$", row), "its time per token, and the margin to its SLO"
+    (unit,) = (line for line in out.splitlines() if line.startswith("a-0  density "))
+    capacity = float(re.search(r"can do ([\d.]+) times", unit)[1])
+    assert capacity > 1
+    (line,) = (line for line in out.splitlines() if line.startswith("batch work: "))
+    alone, beside = map(float, re.search(r"headroom ([\d.]+) -> ([\d.]+) while", line).groups())
+    assert 1 <= beside <= alone
+    text = call(capsys, "place", path, "--json", "--time-limit", "0", *change)[1]
+    (found,) = Plan.model_validate_json(text).units
+    tokens = {model.name: model.backlog_tokens_per_s for model in found.models}
+    assert tokens == {"chat": pytest.approx(20e6 / 86400), "code": None, "rare": None}
+    without = call(capsys, "place", path, "--time-limit", "0")[1]
+    assert "batch work" not in without and "density" not in without
+
+
 def test_an_overloaded_cluster_says_what_limits_and_who_is_short(capsys, small) -> None:
     _, out, _ = call(capsys, "place", small(gpus=1, rate=500.0))
     assert "limited by " in out

@@ -44,6 +44,10 @@ def test_the_other_changes(small) -> None:
     assert demands_after(path, "rate:chat=5")["chat"].rate == 5
     assert demands_after(path, "rate:chat=x2")["chat"].rate == 8
     assert demands_after(path, "rate:chat=x2", "rate:chat=x0.5")["chat"].rate == 4
+    assert demands_after(path, "rate:chat=5")["chat"].backlog is None
+    backlog = demands_after(path, "batch:chat=86.4e6", "rate:chat=x2")["chat"].backlog
+    assert (backlog.tokens_per_s, backlog.prompt_tokens) == (pytest.approx(1000.0), 161)
+    assert demands_after(path, "batch:chat=1e6", "batch:chat=0")["chat"].backlog is None
     config = changed(load_config(path), "gpus:a=4")
     assert [node.num_gpus for node in nodes_of(config)] == [4]
 
@@ -55,6 +59,9 @@ def test_the_other_changes(small) -> None:
         ("add", "expected add:NAME"),
         ("add:", "expected add:NAME"),
         ("drop:chat", "expected add:NAME"),
+        ("batch:chat", "expected batch:NAME=2e9"),
+        ("batch:chat=-1", "tokens_per_day: input should be greater"),
+        ("batch:chatt=1e6", "did you mean chat?"),
         ("add:llama-2-7", "did you mean llama-2-70b or llama-2-7b?"),
         ("add:chatt", "did you mean chat?"),
         ("add:x,shape=nonsense", "unknown shape"),

@@ -11,8 +11,21 @@ import yaml
 from muxcluster.cluster.control.replanner import Replanner
 from muxcluster.cluster.ray.nodes import nodes_from, planning_nodes, remaining_nodes
 from muxcluster.cluster.state.desired import Desired, Record, key_of
-from muxcluster.cluster.state.fitting import as_found, at_rates, desired_of, plan_what_fits, without
-from muxcluster.cluster.state.rates import RateWatch, is_off, to_plan_for
+from muxcluster.cluster.state.fitting import (
+    as_found,
+    at_backlogs,
+    at_rates,
+    desired_of,
+    plan_what_fits,
+    without,
+)
+from muxcluster.cluster.state.rates import (
+    LEAST_TOKENS_PER_S,
+    MeasuredBacklogs,
+    RateWatch,
+    is_off,
+    to_plan_for,
+)
 from muxcluster.config.load import Config, load_config
 from muxcluster.config.planning import plan_for
 from muxcluster.core.errors import ConfigError, InfeasiblePlan
@@ -192,7 +205,11 @@ def _nodes(*names: str) -> tuple[Node, ...]:
 
 
 def _next(
-    replanner: Replanner, desired: Desired, nodes: tuple[Node, ...], **measured: float
+    replanner: Replanner,
+    desired: Desired,
+    nodes: tuple[Node, ...],
+    backlogs: dict[str, float] | None = None,
+    **measured: float,
 ) -> Desired | None:
     names = {node.name for node in nodes}
     records = [
@@ -200,7 +217,7 @@ def _next(
         for index, target in enumerate(desired.targets)
         if target.planned.node in names
     ]
-    return asyncio.run(replanner.next(desired, nodes, records, measured))
+    return asyncio.run(replanner.next(desired, nodes, records, measured, backlogs or {}))
 
 
 def test_a_lost_node_leads_to_a_plan_for_the_others_and_what_stays_is_not_moved(
@@ -262,6 +279,73 @@ def test_rates_lead_to_a_plan_only_where_that_is_wanted(
             assert dict(found.rates)[name] == 30.0
 
 
+def test_batch_work_that_waits_leads_to_a_plan_with_replicas_and_is_answered_once(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Half of all memory is one unit's: without batch work, one unit is enough."""
+    name, *_ = model_dirs
+    config = _config(
+        model_dirs,
+        tmp_path,
+        cluster={"engine": "cpu"},
+        policy={"replan_period_s": 1e-9},
+    )
+    nodes = _nodes("a")
+    desired = desired_of(config, plan_for(config, nodes), nodes)
+    assert desired.backlogs == ()
+    replanner = Replanner(follows_rates=True)
+    replanner.reset(desired)
+    rates = {model: 1.0 + index for index, model in enumerate(model_dirs)}
+    few, many = {name: LEAST_TOKENS_PER_S / 2}, {name: 1e6}
+    for backlogs in (few, few, many):  # noise, and what is seen for the first time
+        assert _next(replanner, desired, nodes, backlogs, **rates) is None
+    found = _next(replanner, desired, nodes, many, **rates)
+    assert found is not None and dict(found.backlogs) == {name: pytest.approx(1e6)}
+    assert dict(found.rates) == dict(desired.rates) and found.config is config
+    done = [
+        model.backlog_tokens_per_s
+        for unit in found.plan.units
+        for model in unit.models
+        if model.name == name
+    ]
+    assert sum(tokens or 0.0 for tokens in done) > 0
+    for _ in range(3):
+        assert _next(replanner, found, nodes, {name: 0.9e6}, **rates) is None
+    # it is done: the plan is for what is configured again, which is none
+    for _ in range(2):
+        last = _next(replanner, found, nodes, **rates)
+    assert last is not None and last.backlogs == ()
+
+
+def test_configured_batch_work_is_planned_for_though_none_waits(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    config = _config(
+        model_dirs, tmp_path, cluster={"engine": "cpu"}, policy={"replan_period_s": 1e-9}
+    )
+    name = config.models[1].name
+    wanted = at_backlogs(config, {name: 500.0})
+    batch = wanted.models[1].section.batch
+    assert batch is not None and batch.tokens_per_s == pytest.approx(500.0)
+    assert wanted.models[0] is config.models[0]
+    nodes = _nodes("a")
+    desired = desired_of(wanted, plan_for(wanted, nodes), nodes)
+    assert dict(desired.backlogs) == {name: pytest.approx(500.0)}
+    replanner = Replanner(follows_rates=True)
+    replanner.reset(desired)
+    rates = {model: 1.0 + index for index, model in enumerate(model_dirs)}
+    for waiting in ({}, {name: 600.0}, {}, {name: 100.0}):
+        assert _next(replanner, desired, nodes, waiting, **rates) is None
+
+
+def test_batch_work_that_nobody_tells_of_any_more_is_forgotten() -> None:
+    found = MeasuredBacklogs()
+    assert found.now(0.0) == {}
+    found.note({"m": 7.0}, 10.0)
+    assert found.now(60.0) == {"m": 7.0}
+    assert found.now(1000.0) == {}
+
+
 def test_an_idle_model_is_planned_for_little_once(
     model_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -293,11 +377,11 @@ def test_a_node_that_cannot_share_sms_is_planned_for_as_it_is(
     assert limited[0].gpu.shares == WHOLE
     replanner = Replanner(follows_rates=False)
     replanner.reset(desired)
-    found = asyncio.run(replanner.next(desired, limited, [], {}))
+    found = asyncio.run(replanner.next(desired, limited, [], {}, {}))
     assert found is not None
     (target,) = found.targets
     assert (target.spec.scheduler.lane, len(target.spec.workers)) == ("mixed", 1)
     assert target.spec.num_blocks > desired.targets[0].spec.num_blocks  # fewer processes
     # A later look at the same nodes says the same, though Ray knows nothing of it.
     assert as_found(nodes, found.nodes, ()) == found.nodes == limited
-    assert asyncio.run(replanner.next(found, as_found(nodes, found.nodes, ()), [], {})) is None
+    assert asyncio.run(replanner.next(found, as_found(nodes, found.nodes, ()), [], {}, {})) is None

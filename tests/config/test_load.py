@@ -39,6 +39,22 @@ def test_a_good_file(write, model_directory) -> None:
     assert (config.policy.block_tokens, config.server.port) == (16, 8000)
 
 
+def test_batch_work_of_a_model(write, model_directory) -> None:
+    model_directory("tiny")
+
+    def backlog(text: str):
+        config = load_config(write(GOOD.replace("rate: 2", f"batch: {text}")))
+        return problem(config, nodes_of(config)).demands[0].backlog
+
+    daily = backlog("{tokens_per_day: 86.4e6, output_tokens: 50}")
+    assert (daily.tokens_per_s, daily.prompt_tokens, daily.output_tokens) == (1000.0, 161.0, 50.0)
+    assert daily.rate == pytest.approx(1000 / 211)
+    assert backlog("{queue_tokens: 1e6, due_s: 500}").tokens_per_s == 2000.0
+    assert backlog("{queue_tokens: 864e5}").tokens_per_s == 1000.0
+    config = load_config(write(GOOD))
+    assert all(each.backlog is None for each in problem(config, nodes_of(config)).demands)
+
+
 def test_batches_are_kept_beside_the_file(write, model_directory, tmp_path) -> None:
     model_directory("tiny")
     assert load_config(write(GOOD)).batch_directory == tmp_path / "muxcluster-batches"
@@ -102,6 +118,37 @@ def refusal(write, text: str) -> ConfigError:
         ("scheduler: adbs", "host_memory_gib: .inf", "policy.host_memory_gib", "finite"),
         ("block_tokens: 16", "block_tokens: 12", "policy.block_tokens", "multiple of 8"),
         ("models:", "model:", "model", "did you mean models?"),
+        ("rate: 2", "batch: {}", "models[0].batch", "either tokens_per_day or queue_tokens"),
+        (
+            "rate: 2",
+            "batch: {tokens_per_day: 1e6, queue_tokens: 1e6}",
+            "models[0].batch",
+            "either tokens_per_day or queue_tokens",
+        ),
+        (
+            "rate: 2",
+            "batch: {tokens_per_day: 1e6, due_s: 60}",
+            "models[0].batch",
+            "due_s is of queue_tokens",
+        ),
+        (
+            "rate: 2",
+            "batch: {tokens_per_day: 0}",
+            "models[0].batch.tokens_per_day",
+            "greater than or equal to 1",
+        ),
+        (
+            "rate: 2",
+            "batch: {tokens_a_day: 1e6}",
+            "models[0].batch.tokens_a_day",
+            "did you mean tokens_per_day?",
+        ),
+        (
+            "rate: 2",
+            "batch: {tokens_per_day: 1e6, prompt_tokens: 3000}",
+            "models[0].batch.prompt_tokens",
+            "longest context is 2048",
+        ),
     ],
 )
 def test_refusals_name_the_key(write, model_directory, old, new, key, says) -> None:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from muxcluster.offline.blend.densities import Work, leaf_work, node_work
 from muxcluster.offline.blend.lengths import known_lengths
-from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.prefix.tree import PrefixTree, build_tree
+from muxcluster.placement.cost.resources import ResourceModel
 from tests.offline.naive import Prompt, few_prompts, prompts_of
 
 MODEL = ResourceModel(token_s=3.0, attention_s=0.5, kv_s=2.0, kv_bytes=10)

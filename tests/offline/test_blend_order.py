@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from muxcluster.offline.blend.lengths import known_lengths
 from muxcluster.offline.blend.pieces import cut, group_pieces, sort_layers, split_nodes
 from muxcluster.offline.blend.plan import plan_blend
-from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.blend.scan import (
     DualScanner,
     End,
@@ -21,6 +20,7 @@ from muxcluster.offline.blend.scan import (
 )
 from muxcluster.offline.order.one_level import best_prefixes
 from muxcluster.offline.prefix.groups import group_by_prefix
+from muxcluster.placement.cost.resources import ResourceModel
 from tests.offline.blend_cases import MODEL, Case, case_of, cases, cost
 from tests.offline.naive import Prompt
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from muxcluster.offline.blend.densities import leaf_work, node_work
 from muxcluster.offline.blend.lengths import estimate_lengths, known_lengths, sample_places
-from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.blend.scan import share_memory
 from muxcluster.offline.prefix.tree import build_tree
+from muxcluster.placement.cost.resources import resource_model
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.shapes.known import shape_named
 from tests.offline.blend_cases import MODEL, Case, case_of, cases, cost

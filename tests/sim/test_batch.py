@@ -7,12 +7,12 @@ import pytest
 
 from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.offline.blend.lengths import known_lengths
-from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.feed.feeder import BatchFeeder
 from muxcluster.offline.order.orders import ORDERS, OfflineJob
 from muxcluster.offline.predictor import Prediction
 from muxcluster.offline.prefix.prompts import Prompts, block_prompts, flat_prompts, take_prompts
 from muxcluster.offline.prefix.tree import build_tree
+from muxcluster.placement.cost.resources import resource_model
 from muxcluster.placement.hardware import GPUS
 from muxcluster.sim.batch.run import NUM_BINS
 from muxcluster.sim.batch.simulate import SimPredictor

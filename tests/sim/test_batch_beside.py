@@ -7,9 +7,9 @@ import pytest
 
 from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.core.request import ServiceClass
-from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.choice import Unplanned, feeder_of
 from muxcluster.offline.prefix.prompts import flat_prompts
+from muxcluster.placement.cost.resources import resource_model
 from muxcluster.placement.hardware import GPUS
 from muxcluster.sim.batch.simulate import SimPredictor
 from muxcluster.sim.core.simulate import Fleet, simulate

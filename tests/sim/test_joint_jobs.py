@@ -5,10 +5,10 @@ from functools import cache
 import numpy as np
 
 from bench.traces.batchmix import Kind, mixed_job
-from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.choice import Unplanned
 from muxcluster.offline.feed.feeder import BatchFeeder
 from muxcluster.offline.prefix.prompts import flat_prompts
+from muxcluster.placement.cost.resources import resource_model
 from muxcluster.placement.hardware import GPUS
 from muxcluster.sim.batch.joint import JointPrediction, JointPredictor, ModelJob
 from tests.sim.cases import SHAPE, sim_unit

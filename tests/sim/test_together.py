@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from bench.traces.batchmix import Kind, mixed_job
-from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.choice import Unplanned, feeder_of
 from muxcluster.offline.prefix.prompts import flat_prompts
+from muxcluster.placement.cost.resources import resource_model
 from muxcluster.placement.hardware import GPUS
 from muxcluster.sim.batch.joint import JointPredictor, ModelJob
 from muxcluster.sim.batch.simulate import SimPredictor

@@ -15,9 +15,9 @@ from functools import cache
 import numpy as np
 
 from bench.traces.batchmix import Kind, mixed_job
-from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.choice import JobSummary, Unplanned, summary_of
 from muxcluster.offline.prefix.prompts import flat_prompts
+from muxcluster.placement.cost.resources import ResourceModel
 
 BLOCK_TOKENS = 16
 LONGEST = 65_536  # output tokens of a video at most

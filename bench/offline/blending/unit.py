@@ -11,9 +11,9 @@ from bench.offline.blending.traces import BLOCK_TOKENS
 from muxcluster.core.job import Phase
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
-from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.choice import JobSummary
 from muxcluster.placement.cost import Roofline
+from muxcluster.placement.cost.resources import resource_model
 from muxcluster.placement.execution import Execution, UnitPolicy, executions, scheduler_of
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.shapes.known import shape_named

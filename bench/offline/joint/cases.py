@@ -8,9 +8,9 @@ import numpy as np
 
 from bench.offline.joint.unit import BLOCK_BYTES, Shapes, kv_bytes, kv_shape, resources_of
 from bench.traces.batchmix import Kind, mixed_job
-from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.choice import JobSummary, Unplanned, summary_of
 from muxcluster.offline.prefix.prompts import flat_prompts
+from muxcluster.placement.cost.resources import ResourceModel
 from muxcluster.placement.shapes.known import shape_named
 from muxcluster.placement.shapes.shape import ModelShape
 

@@ -10,9 +10,9 @@ from scipy.optimize import linprog
 from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
-from muxcluster.offline.blend.resources import ResourceModel, resource_model
 from muxcluster.offline.choice import JobSummary
 from muxcluster.placement.cost import Roofline
+from muxcluster.placement.cost.resources import ResourceModel, resource_model
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.shapes.shape import ModelShape
 from muxcluster.sim.core.unit import SimModel, SimUnit

@@ -13,10 +13,10 @@ from muxcluster.core.events import Finished, Rejected
 from muxcluster.core.job import WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
-from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.choice import Unplanned
 from muxcluster.offline.feed.feeder import BatchFeeder, Fed, Room
 from muxcluster.placement.cost import Roofline
+from muxcluster.placement.cost.resources import resource_model
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.shapes.known import shape_named
 from muxcluster.sim.core.concurrency import Running

@@ -81,6 +81,10 @@ class LocalBatchService:
         """True while a batch is open."""
         return bool(self._runs)
 
+    def backlogs(self) -> dict[str, float]:
+        """Return the tokens/s, by model, that end all running batches at their deadlines."""
+        return self._runner.backlogs()
+
     async def _expire(self) -> None:
         """Delete expired files again and again, until cancelled."""
         while True:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +28,7 @@ _CLOSING_LINES = 1000  # lines that did not run, recorded at a time
 _MOST_READS = 8
 # a plan is asked again after so long: other requests take and free memory too
 _ASK_AGAIN_S = 0.5
+_NO_DEADLINE_S, _LEAST_LEFT_S = 86_400.0, 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class _Run:
     recorder: Recorder
     progress: Progress
     is_cancelled: asyncio.Event
+    weights_left: Counter[str]  # of the lines that have not ended, by model
 
     def latest_start(self) -> float:
         """Return the latest start of the rest that meets the deadline, Unix seconds."""
@@ -56,6 +58,13 @@ class _Run:
         if deadline_s is None:
             return float("inf")
         return deadline_s - (self.progress.left_s() or 0.0)
+
+    def left_s(self) -> float:
+        """Return the seconds until its deadline, a day if it has none; at least an hour, so that a
+        late batch does not count as all work there is."""
+        deadline_s = self.batch.order.deadline_s
+        left_s = _NO_DEADLINE_S if deadline_s is None else deadline_s - time.time()
+        return max(_LEAST_LEFT_S, left_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,17 @@ class BatchRunner:
         """Return the progress of a batch whose lines run now, else None."""
         run = self._runs.get(batch_id)
         return None if run is None else run.progress
+
+    def backlogs(self) -> dict[str, float]:
+        """Return the prompt and output tokens/s, by model, that end all running batches at their
+        deadlines; outputs as estimated."""
+        tokens_per_s = dict.fromkeys(
+            (model for run in self._runs.values() for model in run.weights_left), 0.0
+        )
+        for run in self._runs.values():
+            for model, weight in run.weights_left.items():
+                tokens_per_s[model] += weight / run.left_s()
+        return tokens_per_s
 
     def cancel(self, batch_id: str) -> None:
         """End the run of this batch soon, with all that its lines hold in the engine."""
@@ -134,6 +154,7 @@ class BatchRunner:
             Recorder(self._store, batch_id, self._settings.retry_s, self.waits),
             Progress(batch.num_total, batch.num_ended, pending.weight),
             self._cancelled[batch_id],
+            Counter(pending.weights),
         )
         self._runs[batch_id] = run
         work = asyncio.create_task(self._work(run, pending))
@@ -221,6 +242,7 @@ class BatchRunner:
         news.set()
         await run.recorder.keep(answer.result)
         run.progress.end(line.line, line.weight, answer.result.use)
+        run.weights_left[line.model] -= line.weight
 
     def _end(self, batch_id: str, ending: Status) -> Batch:
         """Record why the lines that are left did not run, then end the batch."""

@@ -1,6 +1,7 @@
 """The lines of a batch that have not ended: their numbers at once, the rest as it is needed."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,12 +25,12 @@ class PendingLines:
     def __init__(
         self,
         numbers: NDArray[np.int64],
-        weight: int,
+        weights: Mapping[str, int],
         read: Callable[[Sequence[int]], list[Pending]],
     ) -> None:
-        """numbers: int64 [n], in the order they are taken. weight: of all. read: returns the lines
-        with these numbers, in that order."""
-        self.weight = weight
+        """numbers: int64 [n], in the order they are taken. weights: of all, by model. read: returns
+        the lines with these numbers, in that order."""
+        self.weights = weights
         self._numbers = numbers
         self._read = read
         self._num_taken = 0
@@ -39,8 +40,15 @@ class PendingLines:
         """Return `lines` in their order."""
         by_number = {line.line: line for line in lines}
         numbers = np.array(list(by_number), dtype=np.int64)
-        weight = sum(line.weight for line in lines)
-        return cls(numbers, weight, lambda some: [by_number[number] for number in some])
+        weights: Counter[str] = Counter()
+        for line in lines:
+            weights[line.model] += line.weight
+        return cls(numbers, weights, lambda some: [by_number[number] for number in some])
+
+    @property
+    def weight(self) -> int:
+        """Weight of all lines."""
+        return sum(self.weights.values())
 
     def __len__(self) -> int:
         """Return the number of lines not taken yet."""

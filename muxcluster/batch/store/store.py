@@ -203,9 +203,9 @@ class BatchStore:
         """Return the lines that have not ended; those with like prompts are neighbours."""
         lines = f"FROM lines WHERE batch = {_NUMBER} AND NOT has_ended"
         found = self.rows(f"SELECT number {lines} ORDER BY family, number", batch_id)
-        ((weight,),) = self.rows(f"SELECT coalesce(sum(weight), 0) {lines}", batch_id)
+        weights = self.rows(f"SELECT model, sum(weight) {lines} GROUP BY model", batch_id)
         numbers = np.fromiter((number for (number,) in found), np.int64, len(found))
-        return PendingLines(numbers, weight, partial(self._lines, batch_id))
+        return PendingLines(numbers, dict(weights), partial(self._lines, batch_id))
 
     def _lines(self, batch_id: str, numbers: Sequence[int]) -> list[Pending]:
         sql = (

@@ -8,6 +8,7 @@ from muxcluster.placement.memory import block_bytes, columns_of, parts_of
 from muxcluster.placement.plan import Plan, PlannedModel, PlannedUnit
 from muxcluster.placement.problem import Demand, Problem
 from muxcluster.placement.review.assess import UnitReport, assess
+from muxcluster.placement.review.backlog import BatchUnit, batch_units
 from muxcluster.placement.review.headroom import Headroom, headroom
 from muxcluster.placement.review.idle import IdleGpus, idle_gpus
 
@@ -68,6 +69,23 @@ class Judged:
             return headroom(self.problem, self.plan)
         except ValueError:
             return None
+
+    @cached_property
+    def batch(self) -> tuple[BatchUnit, ...]:
+        """Units with batch work; none if our estimator does not judge all units."""
+        if self.plan.method == "compat":
+            return ()
+        try:
+            return batch_units(self.problem, self.plan)
+        except ValueError:
+            return ()
+
+    @cached_property
+    def headroom_beside_batch(self) -> Headroom | None:
+        """As `headroom`, while batch work is done as planned; None if there is none."""
+        if not self.batch:
+            return None
+        return headroom(self.problem, self.plan, beside_batch=True)
 
     @cached_property
     def idle(self) -> tuple[IdleGpus, ...]:

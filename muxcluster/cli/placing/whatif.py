@@ -27,7 +27,9 @@ _KEYS = {
     "max_seqs": "max_seqs",
 }
 _WHOLE = ("max_model_len", "max_seqs")
-FORMS = "add:NAME,rate=2 or remove:NAME or rate:NAME=5 or rate:NAME=x2 or gpus:NODE=4"
+FORMS = (
+    "add:NAME,rate=2 or remove:NAME or rate:NAME=5 or rate:NAME=x2 or batch:NAME=2e9 or gpus:NODE=4"
+)
 
 
 class _Refused(ValueError):
@@ -130,9 +132,26 @@ def _rate(config: Config, text: str) -> Config:
     number = _number("rate", value.removeprefix("x"))
     rate = model.section.rate * number if value.startswith("x") else number
     section = {**model.section.model_dump(), "rate": float(rate)}
-    new = replace(model, section=ModelSection.model_validate(section))
-    models = tuple(new if each is model else each for each in config.models)
-    return replace(config, models=models)
+    return _replaced(config, model, ModelSection.model_validate(section))
+
+
+def _batch(config: Config, text: str) -> Config:
+    """ "chat=2e9" tokens a day, of the lengths that the file gives; "chat=0" is none."""
+    name, equals, value = (part.strip() for part in text.rpartition("="))
+    if not equals:
+        raise _Refused("expected batch:NAME=2e9, tokens a day")
+    model = _named(config, name)
+    tokens = _number("batch", value)
+    old = model.section.batch
+    lengths = {} if old is None else old.model_dump(include={"prompt_tokens", "output_tokens"})
+    batch = {"tokens_per_day": float(tokens), **lengths} if tokens else None
+    section = {**model.section.model_dump(), "batch": batch}
+    return _replaced(config, model, ModelSection.model_validate(section))
+
+
+def _replaced(config: Config, model: ConfiguredModel, section: ModelSection) -> Config:
+    new = replace(model, section=section)
+    return replace(config, models=tuple(new if each is model else each for each in config.models))
 
 
 def _gpus(config: Config, text: str) -> Config:
@@ -165,5 +184,6 @@ _VERBS: Mapping[str, Callable[[Config, str], Config]] = {
     "add": _add,
     "remove": _remove,
     "rate": _rate,
+    "batch": _batch,
     "gpus": _gpus,
 }

@@ -31,6 +31,19 @@ def check_lines(judged: Judged, check: Check) -> Iterator[Text]:
         cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         style = "red" if row is not rows[0] and _is_worse(judged, row[0], check) else ""
         yield Text("  " + "  ".join(cells), style=style)
+    yield from _batch_rows(judged, check)
+
+
+def _batch_rows(judged: Judged, check: Check) -> Iterator[Text]:
+    """Planned and simulated tokens/s of batch work."""
+    for name, seen in check.batch.items():
+        planned = sum(
+            model.backlog_tokens_per_s or 0.0
+            for unit in judged.plan.units
+            for model in unit.models
+            if model.name == name
+        )
+        yield Text(f"  batch work of {name}: {planned:.0f} / {seen:.0f} tokens/s")
 
 
 def _total_row(judged: Judged, seen: Observed) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from muxcluster.cli.placing.reports import Judged
+from muxcluster.cli.views.backlog import batch_summary
 from muxcluster.cli.views.words import gpus_text, percent_text, rate_text, seconds_text
 from muxcluster.placement.review.headroom import Headroom
 
@@ -31,6 +32,7 @@ def summary_lines(judged: Judged) -> Iterator[Text]:
     yield Text(gap_text(judged))
     if judged.headroom is not None:
         yield Text(f"headroom: {_headroom_text(judged.headroom)}")
+    yield from batch_summary(judged)
     for each in judged.idle:
         yield Text(f"idle GPUs: {each.node}: {gpus_text(each.gpus)}: {each.reason}")
     if not judged.idle:

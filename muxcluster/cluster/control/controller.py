@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from time import monotonic
 from typing import Any
@@ -22,6 +23,7 @@ from muxcluster.cluster.ray.process_logs import log_as
 from muxcluster.cluster.state.desired import Desired, Record, State
 from muxcluster.cluster.state.edge import Edge
 from muxcluster.cluster.state.fitting import as_found
+from muxcluster.cluster.state.rates import MeasuredBacklogs
 from muxcluster.cluster.state.reconcile import (
     Action,
     ClusterView,
@@ -81,6 +83,7 @@ class Controller:
         self._replanner = Replanner(follows_rates=wiring.socket_dir is None)
         if self._state.desired is not None:
             self._replanner.reset(self._state.desired)
+        self._backlogs = MeasuredBacklogs()
         self._served: set[str] = set()
         self._is_leaving = False
         self._turns = asyncio.create_task(self._run())
@@ -109,6 +112,10 @@ class Controller:
         self._keep(replace(self._state, desired=desired, edge=edge))
         self._replanner.reset(desired)
         self._roster.failures.clear()
+
+    async def note_backlogs(self, tokens_per_s: Mapping[str, float]) -> None:
+        """Note the batch work that the batch service has, by model, for the next plan."""
+        self._backlogs.note(tokens_per_s, monotonic())
 
     async def progress(self) -> dict[str, Any]:
         """Return the progress of the last `apply`: {"converged", "units": [(id, phase, reason)],
@@ -198,7 +205,8 @@ class Controller:
         records = [watch.record for watch in self._roster.watches if not watch.is_stopping]
         usable = self._nodes.usable(desired)
         nodes = as_found(usable, desired.nodes, self._roster.cannot_share())
-        found = await self._replanner.next(desired, nodes, records, measured)
+        backlogs = self._backlogs.now(monotonic())
+        found = await self._replanner.next(desired, nodes, records, measured, backlogs)
         if found is not None and self._state.desired is desired:
             self._keep(replace(self._state, desired=found))
 

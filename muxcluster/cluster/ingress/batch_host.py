@@ -1,6 +1,7 @@
 """The one actor that keeps files and batches and sends their requests to the units."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from muxcluster.batch.service.short_collections import keep_collections_short
 from muxcluster.cluster.control.controller import Controller
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
 from muxcluster.cluster.units.actors import BATCHES, make_on_head
+from muxcluster.core.errors import NotReady
 from muxcluster.http.batch_lines import LineAnswerer
 from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.calls.model_text import ModelTexts
@@ -22,6 +24,7 @@ from muxcluster.router.fleet import ClusterBackend
 from muxcluster.router.unit_links import UnitLinks, keep_in_step
 
 _MODELS_PERIOD_S = 0.25
+_BACKLOGS_PERIOD_S = 5.0
 _UNBOUNDED = QueueLimits(batch=2**20)  # `BatchSettings.max_running` bounds the lines that wait
 _MOST_KEPT_TOKENS = 2**26  # of planned lines that wait, 256 MiB; the rest is tokenised again
 
@@ -47,7 +50,7 @@ class BatchHost:
         self._texts = ModelTexts()
         own = replace(settings, queues=_UNBOUNDED)
         service = CompletionService(self._backend, self._texts, Metrics(), own)
-        calls = ControllerCalls(controller)
+        self._calls = calls = ControllerCalls(controller)
         kept = KeptPrompts(_MOST_KEPT_TOKENS)
         self._planner = FedPlanner(
             self._texts,
@@ -66,6 +69,7 @@ class BatchHost:
         self._tasks = (
             asyncio.create_task(keep_in_step(self._unit_links, calls.directory)),
             asyncio.create_task(self._follow_models()),
+            asyncio.create_task(self._tell_backlogs()),
             asyncio.create_task(self._batch_service.start()),
             asyncio.create_task(keep_collections_short(lambda: self._batch_service.is_running)),
         )
@@ -74,6 +78,13 @@ class BatchHost:
         while True:
             await self._texts.follow(self._backend.models())
             await asyncio.sleep(_MODELS_PERIOD_S)
+
+    async def _tell_backlogs(self) -> None:
+        """Tell the controller again and again how much batch work there is, for its next plan."""
+        while True:
+            with suppress(NotReady):
+                await self._calls.ask(Controller.note_backlogs, self._batch_service.backlogs())
+            await asyncio.sleep(_BACKLOGS_PERIOD_S)
 
     async def settings(self) -> ApiSettings:
         return self._settings

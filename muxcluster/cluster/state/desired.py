@@ -49,6 +49,8 @@ class Desired:
     models: tuple[ServedModel, ...]  # all that are configured
     unplaced: tuple[str, ...] = ()  # models that do not fit on `nodes`
     rates: tuple[tuple[str, float], ...] = ()  # requests/s by model that the plan is for
+    # tokens/s of batch work by model that the plan is for, of models with any
+    backlogs: tuple[tuple[str, float], ...] = ()
     needs_gpus: bool = (
         False  # True if it must not run on nodes without GPUs, even if others are lost
     )

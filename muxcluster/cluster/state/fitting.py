@@ -9,6 +9,7 @@ from dataclasses import replace
 from muxcluster.cluster.state.desired import Desired, Target
 from muxcluster.config.load import Config, ConfiguredModel
 from muxcluster.config.planning import plan_for
+from muxcluster.config.schema import DAY_S, BacklogSection
 from muxcluster.config.units import served_models, unit_specs
 from muxcluster.core.errors import InfeasiblePlan
 from muxcluster.placement.hardware import WHOLE
@@ -22,11 +23,12 @@ def desired_of(
     nodes: Sequence[Node],
     unplaced: Collection[str] = (),
     rates: Mapping[str, float] | None = None,
+    backlogs: Mapping[str, float] | None = None,
 ) -> Desired:
     """Build the desired state.
 
-    rates: of the plan, by model; None: the configured ones. Raises ConfigError if plan and file
-    disagree, or a model has no path.
+    rates, backlogs: of the plan, by model; None: the configured ones. Raises ConfigError if plan
+    and file disagree, or a model has no path.
     """
     planned = config if rates is None else at_rates(config, rates)
     gpus = {node.name: 0.0 if node.gpu.is_cpu else 1.0 for node in nodes}
@@ -44,6 +46,7 @@ def desired_of(
         served_models(config),
         tuple(sorted(unplaced)),
         tuple((model.name, model.section.rate) for model in planned.models),
+        tuple((backlogs_of(config) if backlogs is None else backlogs).items()),
         any(not node.gpu.is_cpu for node in nodes),
     )
 
@@ -56,6 +59,27 @@ def at_rates(config: Config, rates: Mapping[str, float]) -> Config:
             return model
         section = model.section.model_copy(update={"rate": rates[model.name]})
         return replace(model, section=section)
+
+    return replace(config, models=tuple(changed(model) for model in config.models))
+
+
+def backlogs_of(config: Config) -> dict[str, float]:
+    """Return the configured batch work in tokens/s, by model."""
+    batches = ((model.name, model.section.batch) for model in config.models)
+    return {name: batch.tokens_per_s for name, batch in batches if batch is not None}
+
+
+def at_backlogs(config: Config, backlogs: Mapping[str, float]) -> Config:
+    """Return the configuration with other batch work (tokens/s) of these models."""
+
+    def changed(model: ConfiguredModel) -> ConfiguredModel:
+        if model.name not in backlogs:
+            return model
+        lengths = model.section.batch or BacklogSection(tokens_per_day=1.0)
+        batch = lengths.model_copy(
+            update={"tokens_per_day": backlogs[model.name] * DAY_S, "queue_tokens": None}
+        )
+        return replace(model, section=model.section.model_copy(update={"batch": batch}))
 
     return replace(config, models=tuple(changed(model) for model in config.models))
 

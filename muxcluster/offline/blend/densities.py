@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.offline.blend.lengths import OutputLengths
-from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.prefix.ranges import range_sums
 from muxcluster.offline.prefix.tree import PrefixTree
+from muxcluster.placement.cost.resources import ResourceModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)

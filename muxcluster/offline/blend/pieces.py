@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.offline.blend.densities import Work, even_parts, node_work
-from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.prefix.groups import PrefixGroups
 from muxcluster.offline.prefix.ranges import joined_ranges
 from muxcluster.offline.prefix.tree import PrefixTree
+from muxcluster.placement.cost.resources import ResourceModel
 
 
 def sort_layers(

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from muxcluster.offline.blend.densities import Work, leaf_work
 from muxcluster.offline.blend.lengths import OutputLengths
 from muxcluster.offline.blend.pieces import Pieces, cut
-from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.blend.scan import blend_order
 from muxcluster.offline.prefix.tree import PrefixTree
+from muxcluster.placement.cost.resources import ResourceModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)

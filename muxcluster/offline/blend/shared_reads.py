@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.offline.blend.lengths import OutputLengths
-from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.prefix.tree import PrefixTree
+from muxcluster.placement.cost.resources import ResourceModel
 
 
 def shared_reads(

@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from muxcluster.core.batch_part import BatchPart
 from muxcluster.offline.blend.lengths import known_lengths
-from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.feed.feeder import BatchFeeder
 from muxcluster.offline.order.orders import OfflineJob
 from muxcluster.offline.prefix.tree import PrefixTree
+from muxcluster.placement.cost.resources import ResourceModel
 
 
 def part_of(

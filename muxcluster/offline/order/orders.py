@@ -11,11 +11,11 @@ from muxcluster.offline.blend.densities import Work, leaf_work
 from muxcluster.offline.blend.lengths import OutputLengths
 from muxcluster.offline.blend.pieces import Pieces, group_pieces
 from muxcluster.offline.blend.plan import forecast, plan_pieces
-from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.blend.shared_reads import shared_reads
 from muxcluster.offline.order.one_level import best_prefixes
 from muxcluster.offline.prefix.groups import PrefixGroups, group_by_prefix, order_by_decoding
 from muxcluster.offline.prefix.tree import PrefixTree
+from muxcluster.placement.cost.resources import ResourceModel
 
 Order = NDArray[np.int64]
 

@@ -1,5 +1,6 @@
 """Estimates of a mesh with models on it: load, latency, memory."""
 
+from muxcluster.placement.estimator.backlog import BacklogEstimate, Backlogged, BatchWork
 from muxcluster.placement.estimator.latency import Latency
 from muxcluster.placement.estimator.modelcost import BATCHES, ModelCost
 from muxcluster.placement.estimator.planned import node_of, offers_of
@@ -10,6 +11,9 @@ from muxcluster.placement.estimator.unit import Estimator, Offer, UnitEstimate
 
 __all__ = [
     "BATCHES",
+    "BacklogEstimate",
+    "Backlogged",
+    "BatchWork",
     "Estimator",
     "Latency",
     "Loads",

@@ -57,6 +57,9 @@ class ModelCost:
         self.held_bytes = demand.output_tokens * held * kv_copies(demand.shape, tp)
         self.prefill_rows = max(1, int(limits.token_budget // demand.prompt_tokens))
         self._cost = cost
+        self._forget()
+
+    def _forget(self) -> None:
         self._prefill: dict[float, tuple[float, float]] = {}
         self._decode: dict[tuple[int, float], tuple[float, float]] = {}
         self._mixed: dict[int, tuple[float, float]] = {}
@@ -79,24 +82,29 @@ class ModelCost:
             rows, prompt = self.prefill_rows, self.demand.prompt_tokens
             shape = self.demand.shape
             seconds = self._cost.prefill_s(shape, self.tp, share, rows, prompt) / rows
-            draw = self._cost.prefill_draw(shape, self.tp, share, rows, prompt)
-            found = self._prefill[share] = (seconds, draw)
+            found = self._prefill[share] = (seconds, self.prefill_draw(share, rows))
         return found
+
+    def prefill_draw(self, share: float, prompts: float) -> float:
+        """Return the share of the bandwidth that a job of so many mean prompts draws."""
+        shape, tokens = self.demand.shape, self.demand.prompt_tokens
+        return self._cost.prefill_draw(shape, self.tp, share, prompts, tokens)
 
     def prefill_job_s(self, share: float, prompts: float = 1.0) -> float:
         """Seconds of one prefill job of `prompts` mean prompts, or of a part of one; linear between
         considered numbers."""
         place = bisect_right(_PROMPTS, prompts) - 1
         if place < 0:
-            return self._prompts_at(0, share)
-        below = self._prompts_at(place, share)
+            return self.prompts_at(0, share)
+        below = self.prompts_at(place, share)
         low = _PROMPTS[place]
         if prompts == low or place + 1 == len(_PROMPTS):
             return below * prompts / low
-        above = self._prompts_at(place + 1, share)
+        above = self.prompts_at(place + 1, share)
         return below + (above - below) * (prompts - low) / (_PROMPTS[place + 1] - low)
 
-    def _prompts_at(self, place: int, share: float) -> float:
+    def prompts_at(self, place: int, share: float) -> float:
+        """Seconds of a prefill job of the considered number of prompts at `place`."""
         found = self._prompts.get((place, share))
         if found is None:
             shape, tokens, prompts = self.demand.shape, self.demand.prompt_tokens, _PROMPTS[place]
@@ -111,11 +119,14 @@ class ModelCost:
         """(seconds of decode per request at this batch, share of the bandwidth a step draws)."""
         found = self._decode.get((batch, share))
         if found is None:
-            demand = self.demand
-            step = self._cost.decode_s(demand.shape, self.tp, share, batch, demand.mean_tokens)
-            draw = self._cost.decode_draw(demand.shape, self.tp, share, batch, demand.mean_tokens)
-            found = self._decode[batch, share] = (demand.output_tokens * step / batch, draw)
+            seconds = self.demand.output_tokens * self.step_at(batch, share) / batch
+            found = self._decode[batch, share] = (seconds, self.decode_draw(batch, share))
         return found
+
+    def decode_draw(self, batch: int, share: float) -> float:
+        """Return the share of the bandwidth that a decode step draws."""
+        shape, context = self.demand.shape, self.demand.mean_tokens
+        return self._cost.decode_draw(shape, self.tp, share, batch, context)
 
     def mixed(self, batch: int) -> tuple[float, float]:
         """(seconds per request in mixed jobs of this batch on all SMs, seconds of the whole
@@ -136,9 +147,8 @@ class ModelCost:
         step_s = self.step_s(batch, 1.0)
         prefill_s = self.prefill_job_s(1.0, prompts)
         longer_s = self.mixed_job_s(step_s, prefill_s) - step_s
-        shape, context = demand.shape, demand.mean_tokens
-        drawn = step_s * self._cost.decode_draw(shape, self.tp, 1.0, batch, context) * steps
-        draw = self._cost.prefill_draw(shape, self.tp, 1.0, prompts, demand.prompt_tokens)
+        drawn = step_s * self.decode_draw(batch, 1.0) * steps
+        draw = self.prefill_draw(1.0, prompts)
         return steps * step_s + longer_s / prompts, drawn + longer_s * draw / prompts
 
     def mixed_job_s(self, decode_s: float, prefill_s: float) -> float:
@@ -158,14 +168,15 @@ class ModelCost:
         batch sizes."""
         place = bisect_right(BATCHES, batch) - 1
         low = BATCHES[max(0, place)]
-        below = self._step_at(low, share)
+        below = self.step_at(low, share)
         if batch <= low or place + 1 >= len(BATCHES):
             return below * max(1.0, batch / low if place >= 0 else 1.0)
         high = BATCHES[place + 1]
-        above = self._step_at(high, share)
+        above = self.step_at(high, share)
         return below + (above - below) * (batch - low) / (high - low)
 
-    def _step_at(self, batch: int, share: float) -> float:
+    def step_at(self, batch: int, share: float) -> float:
+        """Seconds of one decode step of a considered batch."""
         found = self._steps.get((batch, share))
         if found is None:
             demand = self.demand

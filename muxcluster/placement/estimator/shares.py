@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from muxcluster.core.job import Phase
 from muxcluster.placement.estimator.modelcost import ModelCost
 from muxcluster.placement.execution import Execution
+from muxcluster.placement.quota import split_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,22 @@ class Tenant:
     batch: int  # a considered one
     rows: float  # most sequences at a time: of its part of the KV, or all its rows
     pool_blocks: int | None = None  # KV blocks that all models share, None: each has its quota
+
+
+def tenants_of(
+    costs: Sequence[ModelCost], rates: Sequence[float], num_blocks: int, execution: Execution
+) -> tuple[tuple[Tenant, ...], tuple[int, ...]]:
+    """Return the models of a unit whose pool has so many blocks, and their initial quotas."""
+    weights = [rate * cost.held_bytes for cost, rate in zip(costs, rates, strict=True)]
+    # without quotas all sequences share the pool, in the proportion in which they hold it
+    floors = [cost.floor_blocks * execution.uses_quotas for cost in costs]
+    quotas = split_blocks(num_blocks, floors, weights, [cost.most_blocks for cost in costs])
+    pool = None if execution.uses_quotas else num_blocks
+    tenants = tuple(
+        Tenant(cost, rate, cost.batch(quota), cost.rows(quota), pool)
+        for cost, rate, quota in zip(costs, rates, quotas, strict=True)
+    )
+    return tenants, quotas
 
 
 @dataclass(frozen=True, slots=True)

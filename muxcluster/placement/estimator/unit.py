@@ -1,12 +1,13 @@
 """The estimate of one unit: what a mesh serves of the rates offered to it (MuxServe Eq. 1-3)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muxcluster.placement.cost import Cost, cost_for
+from muxcluster.placement.estimator.backlog import BacklogEstimate, Backlogged, BatchWork
 from muxcluster.placement.estimator.latency import Latency, latencies, served_rates
 from muxcluster.placement.estimator.modelcost import ModelCost
-from muxcluster.placement.estimator.shares import Loads, Tenant, expected, within_loads
+from muxcluster.placement.estimator.shares import Loads, Tenant, expected, tenants_of, within_loads
 from muxcluster.placement.execution import CannotRun, Execution, executions, planned
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.memory import (
@@ -19,7 +20,6 @@ from muxcluster.placement.memory import (
 )
 from muxcluster.placement.plan import PlannedExecution
 from muxcluster.placement.problem import Problem
-from muxcluster.placement.quota import split_blocks
 
 # (index of a demand of the problem, requests/s offered to a unit)
 Offer = tuple[int, float]
@@ -41,6 +41,12 @@ class UnitEstimate:
     served: tuple[float, ...]  # by model, fraction of the rate offered
     value: float  # part of the objective, additive over units
     load: float  # of its fullest resource if all that is offered were served; above 1 it is not
+    backlog: BacklogEstimate | None = None  # its batch work, None if none is asked
+
+    @property
+    def whole_load(self) -> float:
+        """Load with batch work."""
+        return self.load if self.backlog is None else self.backlog.load
 
     @property
     def throughput(self) -> float:
@@ -61,6 +67,8 @@ class Estimator:
         self.problem = problem
         self._costs: dict[tuple[Gpu, int], Cost] = {}
         self._models: dict[tuple[int, Gpu, int, int], ModelCost | DoesNotFit] = {}
+        # of batch requests, as `_models` of interactive ones
+        self._batches: dict[tuple[int, Gpu, int, int], ModelCost] = {}
         self._units: dict[tuple[Gpu, int, tuple[Offer, ...]], UnitEstimate | None] = {}
 
     @property
@@ -76,7 +84,8 @@ class Estimator:
         key = (gpu, tp, tuple(sorted(offers)))
         if key not in self._units:
             try:
-                self._units[key] = self._estimate(gpu, tp, key[2])
+                found = self._estimate(gpu, tp, key[2])
+                self._units[key] = self._with_backlog(found, gpu, key[2])
             except DoesNotFit:
                 self._units[key] = None
         return self._units[key]
@@ -88,7 +97,10 @@ class Estimator:
         try:
             ways = executions(gpu, tp, len(offers), self.problem.policy)
             way = next((each for each in ways if planned(each) == execution), None)
-            return None if way is None else self._estimate_as(way, gpu, tp, tuple(sorted(offers)))
+            if way is None:
+                return None
+            ordered = tuple(sorted(offers))
+            return self._with_backlog(self._estimate_as(way, gpu, tp, ordered), gpu, ordered)
         except (CannotRun, DoesNotFit):
             return None
 
@@ -110,13 +122,61 @@ class Estimator:
             raise found
         return found
 
+    def backlogged(
+        self, found: UnitEstimate, gpu: Gpu, rates: Sequence[Offer]
+    ) -> Backlogged | None:
+        """Return a unit with the batch work of its models; None if none of them has any.
+
+        rates: of the interactive requests, a model's batch work is divided among its replicas as
+        they are; those of `found` may be others.
+        """
+        demands = [self.problem.demands[index] for index, _ in rates]
+        if all(demand.backlog is None for demand in demands):
+            return None
+        per_block = block_bytes(demands, self.problem.limits)
+        return Backlogged(
+            found.tenants,
+            found.served,
+            [self._work(offer, gpu, found.tenants[0].cost.tp, per_block) for offer in rates],
+            num_blocks=found.kv_blocks,
+            execution=found.execution,
+            policy=self.problem.policy,
+        )
+
+    def _with_backlog(self, found: UnitEstimate, gpu: Gpu, offers: Sequence[Offer]) -> UnitEstimate:
+        backlogged = self.backlogged(found, gpu, offers)
+        if backlogged is None:
+            return found
+        return replace(found, backlog=backlogged.estimate(found.load))
+
+    def _work(self, offer: Offer, gpu: Gpu, tp: int, bytes_per_block: int) -> BatchWork | None:
+        index, rate = offer
+        demand = self.problem.demands[index]
+        if demand.backlog is None:
+            return None
+        key = (index, gpu, tp, bytes_per_block)
+        if key not in self._batches:
+            asked = replace(
+                demand,
+                prompt_tokens=demand.backlog.prompt_tokens,
+                output_tokens=demand.backlog.output_tokens,
+                decode_tokens=demand.backlog.decode_tokens(demand.max_model_len),
+            )
+            cost = self._cost_of(gpu, demand.itemsize)
+            self._batches[key] = ModelCost(asked, tp, cost, self.problem, bytes_per_block)
+        return BatchWork(self._batches[key], demand.backlog.rate * rate / demand.rate)
+
+    def _cost_of(self, gpu: Gpu, itemsize: int) -> Cost:
+        which = (gpu, itemsize)
+        if which not in self._costs:
+            self._costs[which] = cost_for(gpu, itemsize, self.problem.profiles)
+        return self._costs[which]
+
     def _model(self, index: int, gpu: Gpu, tp: int, bytes_per_block: int) -> ModelCost | DoesNotFit:
         demand = self.problem.demands[index]
-        which = (gpu, demand.itemsize)
-        if which not in self._costs:
-            self._costs[which] = cost_for(gpu, demand.itemsize, self.problem.profiles)
+        cost = self._cost_of(gpu, demand.itemsize)
         try:
-            return ModelCost(demand, tp, self._costs[which], self.problem, bytes_per_block)
+            return ModelCost(demand, tp, cost, self.problem, bytes_per_block)
         except DoesNotFit as refusal:
             return refusal
 
@@ -152,15 +212,8 @@ class Estimator:
         per_block = block_bytes(demands, problem.limits)
         costs = [self.model(index, gpu, tp, per_block) for index, _ in offers]
         num_blocks = self._pool_blocks(execution, gpu, tp, costs, per_block)
-        weights = [rate * cost.held_bytes for cost, (_, rate) in zip(costs, offers, strict=True)]
-        # without quotas all sequences share the pool, in the proportion in which they hold it
-        floors = [cost.floor_blocks * execution.uses_quotas for cost in costs]
-        quotas = split_blocks(num_blocks, floors, weights, [cost.most_blocks for cost in costs])
-        pool = None if execution.uses_quotas else num_blocks
-        tenants = tuple(
-            Tenant(cost, rate, cost.batch(quota), cost.rows(quota), pool)
-            for cost, (_, rate), quota in zip(costs, offers, quotas, strict=True)
-        )
+        rates = [rate for _, rate in offers]
+        tenants, quotas = tenants_of(costs, rates, num_blocks, execution)
         loads = expected(tenants, execution)
         value, served, load = self._served(tenants, loads)
         return UnitEstimate(num_blocks, tenants, quotas, execution, loads, served, value, load)

@@ -36,14 +36,18 @@ class Headroom:
     models: tuple[str, ...]  # on that unit
 
 
-def headroom(problem: Problem, plan: Plan) -> Headroom:
+def headroom(problem: Problem, plan: Plan, *, beside_batch: bool = False) -> Headroom:
     """Return the headroom of the unit that has the least; at most 1024.
+
+    beside_batch: as far as the batch work that the plan does is still done, too; beyond, it gives
+    way to interactive requests.
 
     A factor below 1 is the part of the rates that is served within the targets. Targets that a unit
     misses even when it is idle do not count. Raises ValueError as `assess`.
     """
-    estimator = Estimator(problem)
-    units = [_Growing.of(estimator, plan, unit) for unit in plan.units]
+    whole = Estimator(problem) if beside_batch and problem.backlog_tokens_per_s else None
+    estimator = Estimator(problem.without_backlogs())
+    units = [_Growing.of(estimator, plan, unit, whole) for unit in plan.units]
     units.sort(key=lambda each: -each.strain)
     least, factor = units[0], units[0].headroom()
     for each in units[1:]:
@@ -57,26 +61,55 @@ class _Growing:
     """A unit of a plan at rates that grow together."""
 
     def __init__(
-        self, estimator: Estimator, unit: PlannedUnit, gpu: Gpu, offers: Sequence[Offer]
+        self,
+        estimator: Estimator,
+        unit: PlannedUnit,
+        gpu: Gpu,
+        offers: Sequence[Offer],
+        whole: Estimator | None,
     ) -> None:
+        """estimator: of interactive requests. whole: with batch work that must be done, too."""
         self.unit = unit
         self.offers = offers
         self._estimator = estimator
         self._gpu = gpu
         self.strain = strain(self._at(1.0))
         self._reachable = [not missed for missed in _missed(self._at(_IDLE))]
+        self._whole = whole
+        self._parts = [] if whole is None else self._parts_done(whole)
 
     @classmethod
-    def of(cls, estimator: Estimator, plan: Plan, unit: PlannedUnit) -> "_Growing":
+    def of(
+        cls, estimator: Estimator, plan: Plan, unit: PlannedUnit, whole: Estimator | None
+    ) -> "_Growing":
         """Raises ValueError if the unit's node or models are not the problem's, or do not fit."""
         gpu = node_of(estimator.problem, unit).gpu
-        offers = offers_of(estimator.problem, plan, unit)
-        return cls(estimator, unit, gpu, offers)
+        offers = tuple(sorted(offers_of(estimator.problem, plan, unit)))
+        return cls(estimator, unit, gpu, offers, whole)
 
     def holds(self, factor: float) -> bool:
         """Return whether all is served within the targets at this factor."""
         found = self._at(factor)
-        return min(found.served) >= _SERVED and not any(self._late(found))
+        if min(found.served) < _SERVED or any(self._late(found)):
+            return False
+        return self._does_batch(found)
+
+    def _does_batch(self, found: UnitEstimate) -> bool:
+        """Return whether batch work is done as planned beside `found`."""
+        if self._whole is None or not any(self._parts):
+            return True
+        backlogged = self._whole.backlogged(found, self._gpu, self.offers)
+        return backlogged is None or backlogged.holds(self._parts)
+
+    def _parts_done(self, whole: Estimator) -> list[float]:
+        found = whole.unit(self._gpu, self.unit.tp, self.offers)
+        if found is None or found.backlog is None:
+            return []
+        batch = found.backlog
+        return [
+            done / asked if asked else 0.0
+            for done, asked in zip(batch.done, batch.asked, strict=True)
+        ]
 
     def headroom(self) -> float:
         """Return the factor by doubling and bisection."""
@@ -94,6 +127,8 @@ class _Growing:
         late = self._late(found)
         if any(late):
             return f"latency target of {found.tenants[late.index(True)].cost.demand.name}"
+        if min(found.served) >= _SERVED and not self._does_batch(found):
+            return "batch work"
         return fullest(found)
 
     def _late(self, found: UnitEstimate) -> list[bool]:

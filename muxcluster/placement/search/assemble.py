@@ -108,6 +108,8 @@ def _numbered(meshes: Iterable[_PlacedMesh]) -> Iterable[tuple[int, _PlacedMesh]
 
 def _models(problem: Problem, unit: PlacedUnit) -> tuple[PlannedModel, ...]:
     found = unit.estimate
+    asks = [problem.demands[index].backlog is not None for index, _ in unit.offers]
+    done = [0.0] * len(asks) if found.backlog is None else found.backlog.done
     return tuple(
         PlannedModel(
             name=problem.demands[index].name,
@@ -116,13 +118,16 @@ def _models(problem: Problem, unit: PlacedUnit) -> tuple[PlannedModel, ...]:
             batch=max(1.0, late.batch),
             quota_blocks=quota,
             throughput=rate * served,
+            backlog_tokens_per_s=tokens if is_asked else None,
         )
-        for (index, rate), share, quota, served, late in zip(
+        for (index, rate), share, quota, served, late, is_asked, tokens in zip(
             unit.offers,
             found.loads.decode_shares,
             found.quotas,
             found.served,
             found.latencies(),
+            asks,
+            done,
             strict=True,
         )
     )

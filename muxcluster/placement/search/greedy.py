@@ -92,10 +92,11 @@ def spend(draft: Draft, end: float = math.inf) -> None:
 
 def _wanting(units: Sequence[PlacedUnit]) -> list[int]:
     """Return the units that idle GPUs could help most: those that miss most of the objective, then
-    the fullest."""
+    most of their batch work, then the fullest."""
 
-    def need(position: int) -> tuple[float, float]:
-        return units[position].missed, units[position].strain
+    def need(position: int) -> tuple[float, float, float]:
+        unit = units[position]
+        return unit.missed, unit.undone, unit.strain
 
     return nlargest(_MOST_JOINED, range(len(units)), key=need)
 
@@ -122,7 +123,7 @@ def replicas(
 ) -> Iterable[tuple[PlacedUnit, ...]]:
     """Yield (the relieved unit, a new unit) for each model of `unit` and parts of its rate.
 
-    A unit with little strain gives models away whole or not at all.
+    A unit with little strain, whose batch work is done, gives models away whole or not at all.
     """
     for index, rate in unit.offers:
         whole = builder.unit(gpu, tp, [(index, rate)])
@@ -133,7 +134,7 @@ def replicas(
             rest = builder.unit(unit.gpu, unit.tp, others)
             if rest is not None:
                 yield rest, whole
-        if unit.strain <= EASY:
+        if unit.strain <= EASY and not unit.undone:
             continue
         for part in _parts(unit, whole, rate):
             new = builder.unit(gpu, tp, [(index, part)])
@@ -145,8 +146,9 @@ def replicas(
 def _parts(unit: PlacedUnit, whole: PlacedUnit, rate: float) -> Iterable[float]:
     """Yield rates to move: in proportion to the capacity of both meshes; all that the new one can
     serve."""
-    balanced = rate * unit.estimate.load / (unit.estimate.load + whole.estimate.load)
-    full = rate / whole.estimate.load
+    load, there = unit.estimate.whole_load, whole.estimate.whole_load
+    balanced = rate * load / (load + there)
+    full = rate / there
     yield balanced
     if full < rate and abs(full - balanced) > 1e-3 * rate:
         yield full

@@ -96,10 +96,14 @@ def _need(builder: UnitBuilder, index: int, rate: float) -> float:
 
 
 def _units_to_rebuild(units: Sequence[PlacedUnit], draw: random.Random) -> list[int]:
-    """Choose a unit, weighted by its strain, and up to three others."""
+    """Choose a unit, weighted by its strain (by its undone batch work, where there is some), and up
+    to three others."""
     number = min(len(units), draw.randint(1, _MOST_TORN_DOWN))
-    most = max(unit.strain for unit in units)
-    first = draw.choices(range(len(units)), [0.1 * most + unit.strain for unit in units])[0]
+    needs = [unit.strain for unit in units]
+    if any(unit.undone for unit in units):
+        needs = [unit.undone for unit in units]
+    most = max(needs)
+    first = draw.choices(range(len(units)), [0.1 * most + need for need in needs])[0]
     others = [position for position in range(len(units)) if position != first]
     return [first, *draw.sample(others, number - 1)]
 
@@ -135,14 +139,16 @@ def _relieved(
 
 def _relief(builder: UnitBuilder, units: list[PlacedUnit]) -> list[PlacedUnit] | None:
     """Return the best layout with one such move, None if none is better."""
-    full = max(range(len(units)), key=lambda position: units[position].strain)
+    full = max(range(len(units)), key=lambda at: (units[at].undone, units[at].strain))
     targets = sorted(
         (position for position in range(len(units)) if position != full),
         key=lambda position: units[position].crowding,
     )[:_MOST_TARGETS]
     best, best_rank = None, builder.rank(units)
     for index, rate in units[full].offers:
-        can_split = units[full].strain >= EASY and _need(builder, index, rate) >= _LARGE
+        can_split = units[full].undone > 0 or (
+            units[full].strain >= EASY and _need(builder, index, rate) >= _LARGE
+        )
         for target in targets:
             for part in _PARTS if can_split or units[target].rate_of(index) else _PARTS[:1]:
                 pair = _moved(builder, units[full], units[target], (index, rate * part))

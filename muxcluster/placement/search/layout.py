@@ -25,6 +25,10 @@ _MANY_MODELS = 2000  # more than that are placed with few alternatives each
 _FEW_SIZES = 1
 _UNMET_PER_GPU = 0.001  # fewest-gpus: unmet share of a model's rate that is worth a GPU
 _SAME_OBJECTIVE = 1e-6  # of the demand's worth: less is no difference
+# Part of the objective that all batch work counts as in single steps of the search; between layouts
+# it only decides where the objective is equal (`UnitBuilder.rank`).
+_BACKLOG = 0.01
+_SAME_BACKLOG = 0.01  # of all batch work
 _SAME_STRAIN = 0.01  # of a unit; above 1, relative
 _SAME_EASE = 1e-6  # relative
 
@@ -42,6 +46,8 @@ class PlacedUnit:
     effort: float  # cost of its strain, before its weight against the goal
     merit: float  # goal less the weighted effort
     missed: float  # requests/s that are offered and not served
+    done: float = 0.0  # done, undone: batch tokens/s that are asked here
+    undone: float = 0.0
 
     @property
     def crowding(self) -> float:
@@ -72,8 +78,9 @@ def _effort(tp: int, estimate: UnitEstimate, strained: float) -> float:
     return whole + EASY**_POWER * (neighbours + parts) / 2
 
 
-# (objective, headroom, ease) of a layout, greater where it is better; the first two are rounded
-Rank = tuple[int, int, float]
+# (objective, batch work done, headroom, ease) of a layout, greater where it is better; all but the
+# last are rounded
+Rank = tuple[int, int, int, float]
 
 
 class UnitBuilder:
@@ -96,6 +103,11 @@ class UnitBuilder:
         self.strain_cost = _STRAIN * (1.0 if is_counted else self.total_worth / len(demands))
         most = 1 / _UNMET_PER_GPU if is_counted else self.total_worth
         self._least_goal = _SAME_OBJECTIVE * most
+        tokens_per_s = estimator.problem.backlog_tokens_per_s
+        self._least_done = _SAME_BACKLOG * tokens_per_s
+        # in units of the objective, of a batch token/s
+        worth = _BACKLOG * (1.0 if is_counted else self.total_worth)
+        self._token_worth = worth / tokens_per_s if tokens_per_s else 0.0
         self.has_many = len(demands) > _MANY_MODELS
         self._rounding = 1e-6 * self._least_goal
         self._units: dict[tuple[Gpu, int, tuple[Offer, ...]], PlacedUnit | None] = {}
@@ -130,9 +142,13 @@ class UnitBuilder:
             goal = estimate.value / _UNMET_PER_GPU - tp
         strained = strain(estimate)
         effort = _effort(tp, estimate, strained)
-        merit = goal - self.strain_cost * effort
+        batch = estimate.backlog
+        done, undone = (0.0, 0.0) if batch is None else (sum(batch.done), batch.undone)
+        merit = goal - self.strain_cost * effort + self._token_worth * done
         missed = round(sum(rate for _, rate in offers) - estimate.throughput, 9)
-        return PlacedUnit(gpu, tp, offers, estimate, goal, strained, effort, merit, missed)
+        return PlacedUnit(
+            gpu, tp, offers, estimate, goal, strained, effort, merit, missed, done, undone
+        )
 
     def need(self, index: int) -> float:
         """Return the GPUs that would serve a model's whole rate, on the mesh that needs the fewest;
@@ -158,21 +174,29 @@ class UnitBuilder:
                 yield unit
 
     def rank(self, units: Sequence[PlacedUnit]) -> Rank:
-        """Return what decides between layouts: the objective, then the strain of the fullest unit,
-        then the effort of all."""
+        """Return what decides between layouts: the objective, then batch work done, then the strain
+        of the fullest unit, then the effort of all."""
         fullest = max((unit.strain for unit in units), default=0.0)
         return (
             round(sum(unit.goal for unit in units) / self._least_goal),
+            self._done(units),
             -round((fullest if fullest <= 1 else 1 + math.log(fullest)) / _SAME_STRAIN),
             -sum(unit.effort for unit in units),
         )
+
+    def _done(self, units: Sequence[PlacedUnit]) -> int:
+        if not self._least_done:
+            return 0
+        return round(sum(unit.done for unit in units) / self._least_done)
 
     def gain(self, new: Sequence[PlacedUnit], old: Sequence[PlacedUnit]) -> float:
         """Return the merit that `new` units have more than `old` ones; differences of the objective
         that are rounding count as none."""
         goal = sum(unit.goal for unit in new) - sum(unit.goal for unit in old)
         effort = sum(unit.effort for unit in new) - sum(unit.effort for unit in old)
-        return (goal if abs(goal) > self._rounding else 0.0) - self.strain_cost * effort
+        done = sum(unit.done for unit in new) - sum(unit.done for unit in old)
+        gained = (goal if abs(goal) > self._rounding else 0.0) - self.strain_cost * effort
+        return gained + self._token_worth * done
 
     def room(self, units: Iterable[PlacedUnit]) -> "Room":
         """Count the meshes of `units`."""
@@ -219,7 +243,7 @@ def merit(units: Iterable[PlacedUnit]) -> float:
 
 def is_better(rank: Rank, than: Rank) -> bool:
     """Return whether a layout of `rank` is better than one of `than`, beyond rounding."""
-    return rank[:2] > than[:2] or (rank[:2] == than[:2] and rank[2] > than[2] * (1 - _SAME_EASE))
+    return rank[:3] > than[:3] or (rank[:3] == than[:3] and rank[3] > than[3] * (1 - _SAME_EASE))
 
 
 def value(units: Iterable[PlacedUnit]) -> float:

@@ -16,6 +16,8 @@ HYSTERESIS = 0.02  # share of the merit that another layout must gain before mod
 # ENOUGH counts as ENOUGH, as no model should move for what nobody asks for.
 HEADROOM_HYSTERESIS = 1.25
 ENOUGH = 2.0
+# Or, at no less of the objective, the share of all batch work that it must do more.
+BACKLOG_HYSTERESIS = 0.1
 LOAD_BYTES_PER_S = 2e9  # assumed rate of loading weights from disk or network into a GPU
 HORIZON_S = 1800.0  # assumed life of a plan, over which the losses of its moves are spread
 
@@ -33,8 +35,8 @@ def continued(
 ) -> list[PlacedUnit]:
     """Return the repaired layout of `current`, that layout improved, or `fresh`.
 
-    The latter two must beat the first by HYSTERESIS or HEADROOM_HYSTERESIS; of several, the one
-    with the greatest merit less its moves is taken.
+    The latter two must beat the first by HYSTERESIS, BACKLOG_HYSTERESIS or HEADROOM_HYSTERESIS; of
+    several, the one with the greatest merit less its moves is taken.
     """
     kept = kept_units(builder, current)
     mended = _repaired(builder, kept)
@@ -58,9 +60,17 @@ def _is_worth_moves(
     least = merit(mended) + HYSTERESIS * abs(merit(mended))
     if merit(other) - _move_cost(builder, kept, other) > least:
         return True
-    before, after = _headroom(mended), _headroom(other)
-    same = builder.rank(other)[0] >= builder.rank(mended)[0]
-    return same and after >= HEADROOM_HYSTERESIS * before
+    if builder.rank(other)[0] < builder.rank(mended)[0]:
+        return False
+    tokens = BACKLOG_HYSTERESIS * builder.estimator.problem.backlog_tokens_per_s
+    more = _done(other) - _done(mended)
+    if tokens and abs(more) >= tokens:
+        return more > 0
+    return _headroom(other) >= HEADROOM_HYSTERESIS * _headroom(mended)
+
+
+def _done(units: Sequence[PlacedUnit]) -> float:
+    return sum(unit.done for unit in units)
 
 
 def _headroom(units: Sequence[PlacedUnit]) -> float:

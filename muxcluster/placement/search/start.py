@@ -21,11 +21,16 @@ _LEAST_EFFORT = 6_000
 _EFFORT_PER_MODEL = 15
 # If all rates are met, the search only gains headroom: a quarter of the estimates is enough.
 _SERVED_EFFORT = 4
+# An estimate with batch work takes as long as ten without, and this search starts from a layout.
+_BACKLOG_EFFORT = 20
 
 
 def effort(builder: UnitBuilder, units: Sequence[PlacedUnit]) -> int:
     """Return how many estimates the improvement of `units` is worth."""
-    most = _LEAST_EFFORT + _EFFORT_PER_MODEL * len(builder.estimator.problem.demands)
+    problem = builder.estimator.problem
+    most = _LEAST_EFFORT + _EFFORT_PER_MODEL * len(problem.demands)
+    if problem.backlog_tokens_per_s:
+        return most // _BACKLOG_EFFORT
     return most // (_SERVED_EFFORT if all(unit.estimate.load <= 1 for unit in units) else 1)
 
 

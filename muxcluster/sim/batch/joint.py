@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from muxcluster.core.events import Finished, Rejected
 from muxcluster.core.request import Request
-from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.feed.feeder import BatchFeeder, Room
 from muxcluster.offline.joint import JointMemory
 from muxcluster.offline.predictor import Prediction
 from muxcluster.offline.prefix.prompts import Prompts
+from muxcluster.placement.cost.resources import ResourceModel
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.sim.batch.run import predicted
 from muxcluster.sim.core.unit import SimUnit

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.choice import Unplanned
 from muxcluster.offline.prefix.prompts import flat_prompts
+from muxcluster.placement.cost.resources import ResourceModel
 from muxcluster.workload.files.batchfile import NOTHING, Skips, read_batch
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from muxcluster.core.events import Finished, Rejected
 from muxcluster.core.request import Request
-from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.predictor import Prediction, UseOverTime
+from muxcluster.placement.cost.resources import ResourceModel
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.sim.batch.use import ResourceMeter
 from muxcluster.sim.core.concurrency import Running

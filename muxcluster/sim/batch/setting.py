@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from muxcluster.core.unitspec import ModelSpec
-from muxcluster.offline.blend.resources import ResourceModel, resource_model
+from muxcluster.placement.cost.resources import ResourceModel, resource_model
 from muxcluster.placement.execution import executions, planned
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.memory import DoesNotFit, kv_blocks

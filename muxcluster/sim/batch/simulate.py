@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.feed.feeder import BatchFeeder
 from muxcluster.offline.predictor import Prediction
 from muxcluster.offline.prefix.prompts import Prompts
+from muxcluster.placement.cost.resources import ResourceModel
 from muxcluster.sim.batch.run import predicted
 from muxcluster.sim.core.unit import SimUnit
 from muxcluster.sim.demand.feeding import SimFeed, fitting

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import Phase
-from muxcluster.offline.blend.resources import ResourceModel
+from muxcluster.placement.cost.resources import ResourceModel
 from muxcluster.sim.core.concurrency import Running
 from muxcluster.workload.metrics.series import step_means
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.core.request import ServiceClass
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.problem import Demand, Problem
 from muxcluster.sim.core.planned import units_of
 from muxcluster.sim.core.simulate import simulate
 from muxcluster.sim.demand.loads import poisson_load
 from muxcluster.workload.metrics.records import Records
-from muxcluster.workload.metrics.window import Window, arrived, tpot_s, ttft_s
+from muxcluster.workload.metrics.window import Window, arrived, throughput, tpot_s, ttft_s
 
 # Requests of all models that a window holds, if that takes between the least and the most seconds:
 # the sum of so many lengths deviates by 5 %.
@@ -61,8 +62,9 @@ class Check:
     """Simulation of one plan."""
 
     span: Span
-    total: Observed
+    total: Observed  # total, models: of interactive requests
     models: dict[str, Observed]
+    batch: dict[str, float]  # prompt and output tokens/s of batch requests, by model with any asked
 
 
 def span_of(problem: Problem) -> Span:
@@ -79,16 +81,30 @@ def check_plan(
 ) -> Check:
     """Simulate the plan under Poisson arrivals at the problem's rates, lengths log-normal.
 
+    Batch requests come beside them at the rate that is asked; what is not done of them waits.
     sigma: deviation of their logarithm. Raises what `units_of` does.
     """
     load = poisson_load(problem.demands, sigma)
     arrivals = load.arrivals(seed, span.window.end_s)
     found = simulate(units_of(plan, problem), arrivals, until_s=span.end_s).records
+    interactive = found.of_class(ServiceClass.INTERACTIVE)
     models = {
-        demand.name: _observed(found.of_model(demand.name), [demand], span)
+        demand.name: _observed(interactive.of_model(demand.name), [demand], span)
         for demand in problem.demands
     }
-    return Check(span, _observed(found, problem.demands, span), models)
+    batch = {
+        demand.name: _tokens_per_s(found, demand.name, span)
+        for demand in problem.demands
+        if demand.backlog is not None
+    }
+    return Check(span, _observed(interactive, problem.demands, span), models, batch)
+
+
+def _tokens_per_s(records: Records, model: str, span: Span) -> float:
+    """Return batch tokens/s inside the window: prompts when they are computed, outputs as they
+    come."""
+    found = throughput(records.of_class(ServiceClass.BATCH).of_model(model), span.window)
+    return found.prompt_tokens_per_s + found.output_tokens_per_s
 
 
 def _observed(records: Records, demands: Sequence[Demand], span: Span) -> Observed:

@@ -32,9 +32,11 @@ class LoadOptions:
 def demand_of(options: LoadOptions, problem: Problem, scale: float) -> tuple[Load, Problem]:
     """Return the load at `scale` times its rates, and the problem of placing models for that load.
 
+    Both are of interactive requests alone: reports of systems do not tell classes apart.
     Raises ConfigError for a trace that is malformed or names other models than the problem, and for
     rates that cannot be simulated.
     """
+    problem = problem.without_backlogs()
     rates = _rates(options, problem)
     if options.trace is None:
         scaled = {name: _possible(name, rate * scale) for name, rate in rates.items()}

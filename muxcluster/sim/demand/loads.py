@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from muxcluster.core.errors import ConfigError
+from muxcluster.core.request import ServiceClass
 from muxcluster.placement.problem import Demand
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.files.azure import read_azure
@@ -46,17 +47,24 @@ class Synthetic:
 
 def poisson_load(demands: Iterable[Demand], sigma: float) -> Synthetic:
     """Return Poisson arrivals at the demands' rates, with log-normal lengths of their means (before
-    the cut at `max_model_len`). sigma: deviation of the logarithm, 0 for constant lengths."""
-    return Synthetic(tuple(_source(demand, sigma) for demand in demands))
+    the cut at `max_model_len`), and their batch requests. sigma: deviation of the logarithm, 0 for
+    constant lengths."""
+    return Synthetic(tuple(source for demand in demands for source in _sources(demand, sigma)))
 
 
-def _source(demand: Demand, sigma: float) -> Source:
-    most = max(1, demand.max_model_len - 1)
-    lengths = Independent(
-        log_normal(demand.prompt_tokens, sigma, most),
-        log_normal(demand.output_tokens, sigma, most),
-    )
-    return Source(demand.name, Poisson(demand.rate), lengths)
+def _sources(demand: Demand, sigma: float) -> Iterator[Source]:
+    def lengths(prompt_tokens: float, output_tokens: float) -> Independent:
+        most = max(1, demand.max_model_len - 1)
+        return Independent(
+            log_normal(prompt_tokens, sigma, most), log_normal(output_tokens, sigma, most)
+        )
+
+    own = lengths(demand.prompt_tokens, demand.output_tokens)
+    yield Source(demand.name, Poisson(demand.rate), own)
+    batch = demand.backlog
+    if batch is not None:
+        theirs = lengths(batch.prompt_tokens, batch.output_tokens)
+        yield Source(demand.name, Poisson(batch.rate), theirs, ServiceClass.BATCH)
 
 
 def log_normal(mean: float, sigma: float, most: int) -> LogNormal:

@@ -10,11 +10,11 @@ import numpy as np
 from muxcluster.config.facts import read_facts
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.choice import Unplanned
 from muxcluster.offline.feed.feeder import BatchFeeder, Room
 from muxcluster.offline.order.orders import ORDERS
 from muxcluster.offline.prefix.prompts import token_prompts
+from muxcluster.placement.cost.resources import resource_model
 from muxcluster.placement.hardware import gpu_named
 from tests.blocks import scaled
 from tests.engine.conftest import ModelBuilder
