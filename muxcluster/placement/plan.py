@@ -1,9 +1,11 @@
 """The planner's answer, and plan.json (design.md §8)."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+
+from muxcluster.core.residency import Residency
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -14,7 +16,25 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class PlannedModel(_Frozen):
+class _Residency(_Frozen):
+    """A part of a plan whose fields about residency are left out of plan.json where every model of
+    the unit is always resident."""
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = serialize(self)
+        fields = type(self).model_fields
+        return {
+            key: value
+            for key, value in found.items()
+            if key not in _LEFT_OUT or getattr(self, key) != fields[key].default
+        }
+
+
+_LEFT_OUT = frozenset({"residency", "wakes_per_h", "wake_s", "resident_bytes", "unproven"})
+
+
+class PlannedModel(_Residency):
     """One model of a unit."""
 
     name: str
@@ -23,6 +43,11 @@ class PlannedModel(_Frozen):
     batch: Amount  # mean decode batch
     quota_blocks: Count  # initial quota of KV blocks
     throughput: Amount  # requests/s it is expected to serve
+    # Where not all of the unit's models are resident at once: what may become of its weights, how
+    # often it is expected to be woken, and how long that takes
+    residency: Residency = Residency.ALWAYS
+    wakes_per_h: Amount = 0.0
+    wake_s: Amount = 0.0
 
 
 class PlannedWorker(_Frozen):
@@ -43,7 +68,7 @@ class PlannedExecution(_Frozen):
     unproven: bool = False  # no GPUs have run units in this way yet
 
 
-class PlannedUnit(_Frozen):
+class PlannedUnit(_Residency):
     """A mesh and the models colocated on it."""
 
     id: str
@@ -53,6 +78,10 @@ class PlannedUnit(_Frozen):
     kv_blocks: Count  # size of its pool, over all its GPUs
     models: tuple[PlannedModel, ...]
     execution: PlannedExecution | None = None  # None: the first that mesh and policy permit
+    # Memory for what models take while they are resident (weights, tables), over all its GPUs;
+    # 0: all of them always are
+    resident_bytes: Count = 0
+    unproven: str = ""  # why no engine can start it so yet
 
 
 class Plan(_Frozen):

@@ -122,7 +122,8 @@ def replicas(
 ) -> Iterable[tuple[PlacedUnit, ...]]:
     """Yield (the relieved unit, a new unit) for each model of `unit` and parts of its rate.
 
-    A unit with little strain gives models away whole or not at all.
+    A unit with little strain gives models away whole or not at all, and so are models that may be
+    parked: a replica would be asked for more rarely, and be parked more often.
     """
     for index, rate in unit.offers:
         whole = builder.unit(gpu, tp, [(index, rate)])
@@ -133,7 +134,7 @@ def replicas(
             rest = builder.unit(unit.gpu, unit.tp, others)
             if rest is not None:
                 yield rest, whole
-        if unit.strain <= EASY:
+        if unit.strain <= EASY or builder.estimator.problem.demands[index].may_park:
             continue
         for part in _parts(unit, whole, rate):
             new = builder.unit(gpu, tp, [(index, part)])

@@ -1,0 +1,151 @@
+"""Models that take turns in a unit's memory: how often each is woken, and what its requests wait.
+
+Requests are Poisson; the model that was asked for longest ago is parked first. Which models are
+resident is then what an LRU cache holds, by Che's approximation: a model stays for the time T after
+its last request, the same for all, at which the expected bytes fill the room (Che, Tung and Wang,
+2002; for objects of different sizes, Fricker, Robert and Roberts, 2012).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muxcluster.placement.estimator.queueing import FULLEST, Quantiles
+
+_BISECTIONS = 60
+_LONGEST_S = 1e9  # models that are asked for less often are as good as never resident
+_TAILS = (0.5, 0.05)  # of the median and of the 95th percentile
+# Most of the time that a unit spends on moves: below it a woken model stays for several times as
+# long as its wake took, against thrash.
+_MOST_MOVING = 0.25
+_MOST_EXPONENT = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """The memory in which models of a unit take turns.
+
+    Models are in the order of the unit's tenants.
+    """
+
+    num_seats: int  # so many of them are resident at once, whichever they are
+    resident_bytes: int  # for all models of the unit, those that are always resident included
+    model_bytes: tuple[int, ...]  # of each while it is resident; 0 for one that always is
+    wake_s: tuple[float, ...]  # seconds to wake each; 0 for one that is always resident
+
+    @property
+    def turn_bytes(self) -> int:
+        """Bytes of the seats."""
+        return sum(sorted(self.model_bytes, reverse=True)[: self.num_seats])
+
+    def wakes_per_s(self, rates: Sequence[float]) -> tuple[float, ...]:
+        """Return the wakes/s of each model at these requests/s.
+
+        A model is absent for the mean time to its next request, and is then woken. A unit that
+        would move more than a part of the time lets models stay for longer.
+        """
+        stay_s = self._stay_s(rates)
+        found = [
+            self._cycles_per_s(rate, wake_s, stay_s) if size else 0.0
+            for rate, size, wake_s in zip(rates, self.model_bytes, self.wake_s, strict=True)
+        ]
+        moving = sum(each * wake_s for each, wake_s in zip(found, self.wake_s, strict=True))
+        most = min(1.0, _MOST_MOVING / moving) if moving > 0 else 1.0
+        return tuple(each * most for each in found)
+
+    def loads(self, rates: Sequence[float], busy: Sequence[float]) -> tuple[float, ...]:
+        """Return each model's part of the load of the seats: the part of the time in which it
+        computes or is woken, times its bytes.
+
+        busy: the part of the time in which each has jobs at the largest batches.
+        """
+        room = self.turn_bytes
+        return tuple(
+            size * (min(1.0, part) + wakes * wake_s) / room
+            for size, part, wakes, wake_s in zip(
+                self.model_bytes, busy, self.wakes_per_s(rates), self.wake_s, strict=True
+            )
+        )
+
+    def waits(self, rates: Sequence[float], spans_s: Sequence[float]) -> tuple[Quantiles, ...]:
+        """Return how much later the first tokens of each model come.
+
+        spans_s: seconds that a request of each takes once its model is resident.
+        """
+        wakes = self.wakes_per_s(rates)
+        queue_s = self._queue_s(wakes)
+        seat_s = self._seat_s(rates, spans_s, wakes)
+        return tuple(
+            Quantiles(*(_late_s(tail, wake_s + queue_s + seat_s, rate, each) for tail in _TAILS))
+            if each > 0
+            else Quantiles(0.0, 0.0)
+            for rate, wake_s, each in zip(rates, self.wake_s, wakes, strict=True)
+        )
+
+    def _stay_s(self, rates: Sequence[float]) -> float:
+        """Return Che's T by bisection."""
+        room = self.turn_bytes
+        if room >= sum(self.model_bytes):
+            return math.inf
+
+        def taken(stay_s: float) -> float:
+            return sum(
+                -size * math.expm1(-rate * stay_s)
+                for rate, size in zip(rates, self.model_bytes, strict=True)
+            )
+
+        low, high = 0.0, 1.0
+        while taken(high) < room and high < _LONGEST_S:
+            low, high = high, 2 * high
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if taken(middle) < room else (low, middle)
+        return high
+
+    @staticmethod
+    def _cycles_per_s(rate: float, wake_s: float, stay_s: float) -> float:
+        """A cycle: resident until no request came for `stay_s`, absent, woken."""
+        if rate <= 0 or math.isinf(stay_s):
+            return 0.0
+        between_s = math.exp(min(_MOST_EXPONENT, rate * stay_s)) / rate
+        return 1 / (between_s + wake_s)
+
+    def _queue_s(self, wakes: Sequence[float]) -> float:
+        """Mean wait for other models' wakes, of which one is under way at a time
+        (Pollaczek-Khinchine)."""
+        load = sum(each * wake_s for each, wake_s in zip(wakes, self.wake_s, strict=True))
+        squares = sum(each * wake_s**2 for each, wake_s in zip(wakes, self.wake_s, strict=True))
+        return squares / (2 * (1 - min(FULLEST, load)))
+
+    def _seat_s(
+        self, rates: Sequence[float], spans_s: Sequence[float], wakes: Sequence[float]
+    ) -> float:
+        """Mean wait for a seat whose model has no requests (Sakasegawa 1977, M/G/c); at most until
+        every other model had a turn, because one that always has requests gives its seat away.
+
+        A turn is a request's span after a wake; requests that come meanwhile run beside it.
+        """
+        room = self.turn_bytes
+        used = rotation_s = busy_s = 0.0
+        for rate, span_s, size, each, wake_s in zip(
+            rates, spans_s, self.model_bytes, wakes, self.wake_s, strict=True
+        ):
+            part, turn_s = size / room, wake_s + span_s
+            in_use = part * min(1.0, -math.expm1(-rate * span_s) + each * wake_s)
+            used += in_use
+            busy_s += in_use * turn_s
+            rotation_s += part * turn_s
+        if used <= 0:
+            return 0.0
+        load = min(FULLEST, used)
+        waits = math.pow(load, math.sqrt(2 * (self.num_seats + 1)) - 1)
+        return min(rotation_s, waits * (busy_s / used) / (self.num_seats * (1 - load)))
+
+
+def _late_s(tail: float, whole_s: float, rate: float, wakes_per_s: float) -> float:
+    """Return the wait that the part `tail` of a model's requests exceeds.
+
+    whole_s: wait of a request that begins a wake; those that come while it is under way wait for
+    the rest of it, so P(wait > x) = wakes / rate x (1 + rate x (whole - x)).
+    """
+    return max(0.0, min(whole_s, whole_s + 1 / rate - tail / wakes_per_s))
