@@ -31,7 +31,10 @@ class _Residency(_Frozen):
         }
 
 
-_LEFT_OUT = frozenset({"residency", "wakes_per_h", "wake_s", "resident_bytes", "unproven"})
+_LEFT_OUT = frozenset(
+    ("residency", "wakes_per_h", "wake_s", "waking_p50_s", "waking_p95_s")
+    + ("resident_bytes", "unproven")
+)
 
 
 class PlannedModel(_Residency):
@@ -44,10 +47,13 @@ class PlannedModel(_Residency):
     quota_blocks: Count  # initial quota of KV blocks
     throughput: Amount  # requests/s it is expected to serve
     # Where not all of the unit's models are resident at once: what may become of its weights, how
-    # often it is expected to be woken, and how long that takes
+    # often it is expected to be woken, how long that takes, and by how much that delays the first
+    # token (median and 95th percentile over all of its requests)
     residency: Residency = Residency.ALWAYS
     wakes_per_h: Amount = 0.0
     wake_s: Amount = 0.0
+    waking_p50_s: Amount = 0.0
+    waking_p95_s: Amount = 0.0
 
 
 class PlannedWorker(_Frozen):

@@ -12,6 +12,7 @@ from muxcluster.config.load import Config, ConfiguredModel
 from muxcluster.config.problems import first_problem
 from muxcluster.config.schema import FileSection, ModelSection, NodeSection
 from muxcluster.core.errors import ConfigError
+from muxcluster.core.residency import Residency
 from muxcluster.placement.names import nearest
 from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.placement.shapes.shape import ShapeError
@@ -27,7 +28,10 @@ _KEYS = {
     "max_seqs": "max_seqs",
 }
 _WHOLE = ("max_model_len", "max_seqs")
-FORMS = "add:NAME,rate=2 or remove:NAME or rate:NAME=5 or rate:NAME=x2 or gpus:NODE=4"
+FORMS = (
+    "add:NAME,rate=2 or remove:NAME or rate:NAME=5 or rate:NAME=x2 or gpus:NODE=4 or "
+    "residency:NAME=on-demand"
+)
 
 
 class _Refused(ValueError):
@@ -129,7 +133,23 @@ def _rate(config: Config, text: str) -> Config:
     model = _named(config, name)
     number = _number("rate", value.removeprefix("x"))
     rate = model.section.rate * number if value.startswith("x") else number
-    section = {**model.section.model_dump(), "rate": float(rate)}
+    return _with_setting(config, model, "rate", float(rate))
+
+
+def _residency(config: Config, text: str) -> Config:
+    """ "chat=on-demand"."""
+    name, equals, value = (part.strip() for part in text.rpartition("="))
+    kinds = [each.value for each in Residency]
+    if not equals:
+        raise _Refused(f"expected residency:NAME=VALUE with one of {', '.join(kinds)}")
+    model = _named(config, name)
+    if value not in kinds:
+        raise _Refused(f"{value!r} is none of {', '.join(kinds)}{nearest(value, kinds)}")
+    return _with_setting(config, model, "residency", value)
+
+
+def _with_setting(config: Config, model: ConfiguredModel, key: str, value: object) -> Config:
+    section = {**model.section.model_dump(), key: value}
     new = replace(model, section=ModelSection.model_validate(section))
     models = tuple(new if each is model else each for each in config.models)
     return replace(config, models=models)
@@ -166,4 +186,5 @@ _VERBS: Mapping[str, Callable[[Config, str], Config]] = {
     "remove": _remove,
     "rate": _rate,
     "gpus": _gpus,
+    "residency": _residency,
 }

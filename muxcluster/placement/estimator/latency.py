@@ -23,6 +23,7 @@ class Latency:
     ttft_s: Quantiles
     tpot_s: Quantiles
     batch: float
+    waking_s: Quantiles = Quantiles(0.0, 0.0)  # the part of ttft_s until its model is resident
 
     def meets(self, ttft_s: float | None, tpot_s: float | None) -> bool:
         """Return whether 95 % of requests meet each target; None is no target."""
@@ -78,7 +79,7 @@ def _with_seats(
     found = [replace(late, tpot_s=late.tpot_s.times(shorter)) for late in found]
     spans_s = [_span_s(each, late) for each, late in zip(tenants, found, strict=True)]
     return tuple(
-        replace(late, ttft_s=_sum(late.ttft_s, wait))
+        replace(late, ttft_s=_sum(late.ttft_s, wait), waking_s=wait)
         for late, wait in zip(found, seats.waits(rates, spans_s), strict=True)
     )
 

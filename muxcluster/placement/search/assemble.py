@@ -127,6 +127,8 @@ def _models(problem: Problem, unit: PlacedUnit) -> tuple[PlannedModel, ...]:
             residency=_residency(problem, unit, index),
             wakes_per_h=3600 * wakes,
             wake_s=wake_s,
+            waking_p50_s=late.waking_s.median,
+            waking_p95_s=late.waking_s.high,
             prefill_sm=found.loads.prefill_share,
             decode_sm=share,
             batch=max(1.0, late.batch),
@@ -147,6 +149,6 @@ def _models(problem: Problem, unit: PlacedUnit) -> tuple[PlannedModel, ...]:
 
 
 def _residency(problem: Problem, unit: PlacedUnit, index: int) -> Residency:
-    """Return what may become of a model's weights: nothing where all models are resident at once."""
+    """Return what may become of a model's weights: where all are resident at once, nothing."""
     seats = unit.estimate.seats
     return Residency.ALWAYS if seats is None else problem.demands[index].residency
