@@ -15,9 +15,10 @@ from muxcluster.placement.estimator.queueing import FULLEST, Quantiles
 _BISECTIONS = 60
 _LONGEST_S = 1e9  # models that are asked for less often are as good as never resident
 _TAILS = (0.5, 0.05)  # of the median and of the 95th percentile
-# Most of the time that a unit spends on moves: below it a woken model stays for several times as
-# long as its wake took, against thrash.
-_MOST_MOVING = 0.25
+# A woken model that has requests stays for so many times the seconds of its wake, against thrash
+# (STAY_WAKES of scheduling/residency/policy.py).
+_STAY_WAKES = 4.0
+_MOST_MOVING = 1 / (1 + _STAY_WAKES)  # of the time
 _MOST_EXPONENT = 50.0
 
 
@@ -76,7 +77,7 @@ class Seats:
         queue_s = self._queue_s(wakes)
         seat_s = self._seat_s(rates, spans_s, wakes)
         return tuple(
-            Quantiles(*(_late_s(tail, wake_s + queue_s + seat_s, rate, each) for tail in _TAILS))
+            Quantiles(*(late_s(tail, wake_s + queue_s + seat_s, rate, each) for tail in _TAILS))
             if each > 0
             else Quantiles(0.0, 0.0)
             for rate, wake_s, each in zip(rates, self.wake_s, wakes, strict=True)
@@ -123,7 +124,7 @@ class Seats:
         """Mean wait for a seat whose model has no requests (Sakasegawa 1977, M/G/c); at most until
         every other model had a turn, because one that always has requests gives its seat away.
 
-        A turn is a request's span after a wake; requests that come meanwhile run beside it.
+        A turn is a request's span after a wake; requests that come meanwhile are served in it.
         """
         room = self.turn_bytes
         used = rotation_s = busy_s = 0.0
@@ -134,7 +135,7 @@ class Seats:
             in_use = part * min(1.0, -math.expm1(-rate * span_s) + each * wake_s)
             used += in_use
             busy_s += in_use * turn_s
-            rotation_s += part * turn_s
+            rotation_s += part * max(turn_s, (1 + _STAY_WAKES) * wake_s)
         if used <= 0:
             return 0.0
         load = min(FULLEST, used)
@@ -142,7 +143,7 @@ class Seats:
         return min(rotation_s, waits * (busy_s / used) / (self.num_seats * (1 - load)))
 
 
-def _late_s(tail: float, whole_s: float, rate: float, wakes_per_s: float) -> float:
+def late_s(tail: float, whole_s: float, rate: float, wakes_per_s: float) -> float:
     """Return the wait that the part `tail` of a model's requests exceeds.
 
     whole_s: wait of a request that begins a wake; those that come while it is under way wait for
