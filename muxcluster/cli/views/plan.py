@@ -93,8 +93,8 @@ def _seats_text(report: UnitReport) -> str:
         return ""
     num_movable = sum(model.residency is not Residency.ALWAYS for model in report.models)
     return (
-        f"; {report.num_seats} of {num_movable} models that may be parked are resident at once, "
-        f"their weights in {gib_text(report.parked_bytes)} of host memory"
+        f"; at least {report.num_seats} of {num_movable} models that may be parked are resident at "
+        f"once, weights of all in {gib_text(report.parked_bytes)} of host memory"
     )
 
 
