@@ -41,6 +41,11 @@ class UnitMemory:
     forwards: Mapping[str, TokenForward | Slab]  # by model name
     arena: Arena
 
+    @property
+    def backends(self) -> tuple[ModelBackend, ...]:
+        """How the models run, in order."""
+        return _backends(self.forwards)
+
 
 class UnitRunner:
     """Loads the unit's models and runs its jobs, one at a time.
@@ -57,6 +62,8 @@ class UnitRunner:
         group: RankGroup | None = None,
     ) -> None:
         """Load the models and allocate, or use `memory`, loaded here or in another process.
+
+        Jobs of models that `memory` lacks cannot run here; jobs may copy slots of theirs.
 
         capture: how decode steps are recorded; None: chosen for the device. group: of the ranks
         that the models are divided over, which run the same jobs in one order. Raises LoadError
@@ -78,12 +85,13 @@ class UnitRunner:
                 model, models[model.name], self.arena.pool, self.arena.model(model.name), capture
             )
             for model in spec.models
+            if model.name in models
         }
 
     @property
     def backends(self) -> tuple[ModelBackend, ...]:
         """How the models run, in order."""
-        return _backends(self.memory.forwards)
+        return self.memory.backends
 
     def execute(self, job: Job) -> JobResult:
         return self.launch(job).result()
@@ -170,25 +178,10 @@ class UnitRunner:
 
     def _all_loaded(self) -> UnitMemory:
         """Load all models, then allocate the pool without the blocks that models borrow from it."""
-        forwards = {model.name: self._load(model) for model in self._spec.models}
+        forwards = {
+            model.name: load_forward(model, self._spec, self._group) for model in self._spec.models
+        }
         return UnitMemory(forwards, Arena(as_loaded(self._spec, _backends(forwards))))
-
-    def _load(self, spec: ModelSpec) -> TokenForward | Slab:
-        model = load(spec, self._spec.device, self._group)
-        if isinstance(model, DenseModel):
-            return slab_for(model, spec, self._spec)
-        fuses = self._spec.fuses_layers
-        if not self._is_cpu:
-            return forward_on_gpu(model, spec, fuses=fuses)
-        if fuses and is_fusible(model):
-            make = fuse if self._group is None else packed_decoder
-            try:
-                return make(model, spec.max_model_len)
-            except NotTheSame as error:
-                logger.warning("%s runs unfused: %s", spec.name, error)
-                model = load_model(spec, self._spec.device, self._group)
-        pack_linears(model)
-        return Forward(model)
 
     def _use_device(self) -> None:
         # Triton launches on that one, wherever the tensors are, and a new thread begins with the
@@ -204,6 +197,26 @@ class UnitRunner:
 
     def _threads(self, share: float) -> int:
         return max(1, round(share * self._spec.num_threads))
+
+
+def load_forward(
+    spec: ModelSpec, unit: UnitSpec, group: RankGroup | None = None
+) -> TokenForward | Slab:
+    """Load one model of `unit` and prepare it for its device. Raises LoadError as `load`."""
+    model = load(spec, unit.device, group)
+    if isinstance(model, DenseModel):
+        return slab_for(model, spec, unit)
+    if torch.device(unit.device).type != "cpu":
+        return forward_on_gpu(model, spec, fuses=unit.fuses_layers)
+    if unit.fuses_layers and is_fusible(model):
+        make = fuse if group is None else packed_decoder
+        try:
+            return make(model, spec.max_model_len)
+        except NotTheSame as error:
+            logger.warning("%s runs unfused: %s", spec.name, error)
+            model = load_model(spec, unit.device, group)
+    pack_linears(model)
+    return Forward(model)
 
 
 def _backends(forwards: Mapping[str, TokenForward | Slab]) -> tuple[ModelBackend, ...]:

@@ -1,0 +1,112 @@
+"""Pool owner of a unit with more models than memory: maps the KV pool, forks an owner a model.
+
+Run as `python -m muxcluster.engine.residency.pool_owner CONTROL_FD FORK_FD` by the unit, with the
+protocol of muxcluster.engine.workers.owner; the id of a child is its model's place in the unit. It
+holds no weights, and has imported what loading needs, so a model's owner begins to read at once. It
+keeps a single thread, as every process that forks here.
+"""
+
+import ctypes
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.backends import ModelBackend
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.memory.arena import HOST, POOL, allocate
+from muxcluster.engine.residency.checking import backend_of
+from muxcluster.engine.residency.model_owner import ModelOwner, SharedBlocks
+from muxcluster.engine.workers.child_main import serve_unit
+from muxcluster.engine.workers.owner import Owner, Servant, prepare_to_fork
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """What the pool owner has before any model is loaded."""
+
+    blocks: SharedBlocks
+    backends: tuple[ModelBackend, ...]  # of the models whose backend shows without their weights
+
+
+class PoolOwner(Owner):
+    """Forks a model's owner whenever the unit wakes it, and kills it on request."""
+
+    _KIND = "model"
+
+    def __init__(
+        self, spec: UnitSpec, blocks: SharedBlocks, control: FrameSocket, forks: socket.socket
+    ) -> None:
+        super().__init__(spec.unit_id, _no_worker, control, forks)
+        self._spec = spec
+        self._blocks = blocks
+
+    def _servant(
+        self, child_id: int, streams: Sequence[socket.socket], owner_alive: int
+    ) -> Servant:
+        os.close(owner_alive)  # it watches its streams
+        control, forks = streams
+        model = self._spec.models[child_id]
+        return ModelOwner(self._spec, model, self._blocks, FrameSocket(control), forks)
+
+    def _end(self, child_id: int) -> None:
+        super()._end(child_id)
+        self._reap()
+
+    def _reap(self) -> None:
+        """Reap what has ended: workers of lost owners, and owners that the unit will end."""
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._children = {i: each for i, each in self._children.items() if each != pid}
+
+
+def _no_worker(*_: object) -> Servant:
+    raise AssertionError("the pool owner has no workers of its own")
+
+
+def _load(spec: UnitSpec) -> Prepared:
+    torch.set_num_threads(1)
+    _adopt_orphans()
+    backends = [backend_of(model) for model in spec.models]
+    cpu = torch.device("cpu")
+    blocks = SharedBlocks(
+        allocate(cpu, POOL, (spec.num_blocks, spec.block_bytes), torch.uint8),
+        allocate(cpu, HOST, (spec.num_host_blocks, spec.block_bytes), torch.uint8),
+    )
+    prepare_to_fork()
+    return Prepared(blocks, tuple(each for each in backends if each is not None))
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of workers whose owner is lost, so that their ids stay theirs until the
+    unit has killed them; on Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def main(control_fd: int, fork_fd: int) -> int:
+    """Serve one unit to its end; return the exit status."""
+    forks = socket.socket(fileno=fork_fd)
+
+    def serve(spec: UnitSpec, prepared: Prepared, control: FrameSocket) -> None:
+        PoolOwner(spec, prepared.blocks, control, forks).serve()
+
+    return serve_unit("mux-pool", control_fd, _load, serve, backends=lambda each: each.backends)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
