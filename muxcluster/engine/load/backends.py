@@ -18,10 +18,12 @@ logger = logging.getLogger(__name__)
 BACKENDS = ("auto", "paged", "dense")  # names that `ModelSpec.backend` may have
 
 
-def load(spec: ModelSpec, device: str, group: RankGroup | None = None) -> nn.Module | DenseModel:
+def load(
+    spec: ModelSpec, device: str, group: RankGroup | None = None, *, is_checked: bool = False
+) -> nn.Module | DenseModel:
     """Load the model on its backend; log which and why.
 
-    Raises LoadError as `load_model` and `load_dense`, and if a dense model is to be divided over
+    is_checked: as of `load_model`; a dense model is run all the same. Raises LoadError as `load_model` and `load_dense`, and if a dense model is to be divided over
     ranks; ValueError for an unknown backend.
     """
     if spec.backend not in BACKENDS:
@@ -29,7 +31,7 @@ def load(spec: ModelSpec, device: str, group: RankGroup | None = None) -> nn.Mod
     reason = "its configuration asks for it"
     if spec.backend != "dense":
         try:
-            model = load_model(spec, device, group)
+            model = load_model(spec, device, group, is_checked=is_checked)
         except NotPaged as refusal:
             if spec.backend == "paged":
                 raise

@@ -1,11 +1,13 @@
 """Checks a model's files, and finds out its backend, without reading its weights."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from muxcluster.core.backends import DENSE, PAGED, ModelBackend
 from muxcluster.core.unitspec import ModelSpec
+from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.load.hf_config import NotPaged, any_config, read_config
 from muxcluster.engine.load.paged_loading import check_load_format
 from muxcluster.engine.load.probe import probe
@@ -14,8 +16,16 @@ from muxcluster.engine.load.skeleton import skeleton
 from muxcluster.engine.load.weights import check_weight_files
 
 
-def backend_of(spec: ModelSpec) -> ModelBackend | None:
-    """Return the paged backend where a model without data passes its probe.
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a model shows without its weights."""
+
+    backend: ModelBackend
+    calls: tuple[LayerCall, ...]  # of its layers
+
+
+def shown_by(spec: ModelSpec) -> Shown | None:
+    """Return the paged backend, where a model without data passes its probe.
 
     Returns None where only loading tells: the model may run on the dense backend, or its forward
     depends on data. Imports the model's code, so a later load in a fork of this process need not.
@@ -33,7 +43,7 @@ def backend_of(spec: ModelSpec) -> ModelBackend | None:
         config = read_config(directory, trust_remote_code=spec.trust_remote_code)
         with quiet_loading():
             model = skeleton(config, spec).to(torch.device("meta")).eval()
-            probe(model, spec, directory / "config.json")
+            calls = probe(model, spec, directory / "config.json")
     except NotPaged:
         return None
-    return ModelBackend(spec.name, PAGED)
+    return Shown(ModelBackend(spec.name, PAGED), calls)

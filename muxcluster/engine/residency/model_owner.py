@@ -14,8 +14,9 @@ from torch import Tensor
 
 from muxcluster.channel.codec import LoadFailed, Ready, encode
 from muxcluster.channel.frames import FrameSocket
-from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.memory.arena import HOST, POOL, Arena, allocate
+from muxcluster.engine.residency.checks import LoadChecks
 from muxcluster.engine.steps.runner import UnitMemory, UnitRunner, load_forward
 from muxcluster.engine.workers.child_main import attempted
 from muxcluster.engine.workers.owner import Owner, prepare_to_fork
@@ -23,11 +24,12 @@ from muxcluster.engine.workers.worker import Worker
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SharedBlocks:
-    """Memory of all models of a unit, mapped before any fork."""
+class SharedMemory:
+    """Memory that the owners of a unit's models share, mapped before any fork."""
 
     pool: Tensor  # uint8 [num_blocks, block_bytes]
     host: Tensor  # uint8 [num_host_blocks, block_bytes]
+    checks: LoadChecks
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return the shared memory of that name, else new memory; see `arena.Take`."""
@@ -44,14 +46,16 @@ class ModelOwner:
     def __init__(
         self,
         unit: UnitSpec,
-        model: ModelSpec,
-        blocks: SharedBlocks,
+        place: int,
+        memory: SharedMemory,
         control: FrameSocket,
         forks: socket.socket,
     ) -> None:
+        """place: of the model in the unit."""
         self._unit = unit
-        self._model = model
-        self._blocks = blocks
+        self._place = place
+        self._model = unit.models[place]
+        self._memory = memory
         self._control = control
         self._forks = forks
 
@@ -72,7 +76,10 @@ class ModelOwner:
         Owner(self._unit.unit_id, make, self._control, self._forks).serve()
 
     def _loaded(self) -> UnitRunner:
-        forward = load_forward(self._model, self._unit)
+        checks = self._memory.checks
+        earlier = checks.earlier(self._place, self._model)
+        forward = load_forward(self._model, self._unit, earlier=earlier)
+        checks.record(self._place, self._model, forward)
         alone = replace(self._unit, models=(self._model,))
-        memory = UnitMemory({self._model.name: forward}, Arena(alone, self._blocks.take))
+        memory = UnitMemory({self._model.name: forward}, Arena(alone, self._memory.take))
         return UnitRunner(self._unit, memory)

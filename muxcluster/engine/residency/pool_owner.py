@@ -20,8 +20,9 @@ from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.backends import ModelBackend
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.memory.arena import HOST, POOL, allocate
-from muxcluster.engine.residency.checking import backend_of
-from muxcluster.engine.residency.model_owner import ModelOwner, SharedBlocks
+from muxcluster.engine.residency.checking import shown_by
+from muxcluster.engine.residency.checks import LoadChecks
+from muxcluster.engine.residency.model_owner import ModelOwner, SharedMemory
 from muxcluster.engine.workers.child_main import serve_unit
 from muxcluster.engine.workers.owner import Owner, Servant, prepare_to_fork
 
@@ -34,7 +35,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 class Prepared:
     """What the pool owner has before any model is loaded."""
 
-    blocks: SharedBlocks
+    memory: SharedMemory
     backends: tuple[ModelBackend, ...]  # of the models whose backend shows without their weights
 
 
@@ -44,19 +45,18 @@ class PoolOwner(Owner):
     _KIND = "model"
 
     def __init__(
-        self, spec: UnitSpec, blocks: SharedBlocks, control: FrameSocket, forks: socket.socket
+        self, spec: UnitSpec, memory: SharedMemory, control: FrameSocket, forks: socket.socket
     ) -> None:
         super().__init__(spec.unit_id, _no_worker, control, forks)
         self._spec = spec
-        self._blocks = blocks
+        self._memory = memory
 
     def _servant(
         self, child_id: int, streams: Sequence[socket.socket], owner_alive: int
     ) -> Servant:
         os.close(owner_alive)  # it watches its streams
         control, forks = streams
-        model = self._spec.models[child_id]
-        return ModelOwner(self._spec, model, self._blocks, FrameSocket(control), forks)
+        return ModelOwner(self._spec, child_id, self._memory, FrameSocket(control), forks)
 
     def _end(self, child_id: int) -> None:
         super()._end(child_id)
@@ -81,14 +81,15 @@ def _no_worker(*_: object) -> Servant:
 def _load(spec: UnitSpec) -> Prepared:
     torch.set_num_threads(1)
     _adopt_orphans()
-    backends = [backend_of(model) for model in spec.models]
+    shown = [shown_by(model) for model in spec.models]
     cpu = torch.device("cpu")
-    blocks = SharedBlocks(
+    memory = SharedMemory(
         allocate(cpu, POOL, (spec.num_blocks, spec.block_bytes), torch.uint8),
         allocate(cpu, HOST, (spec.num_host_blocks, spec.block_bytes), torch.uint8),
+        LoadChecks([None if each is None else each.calls for each in shown]),
     )
     prepare_to_fork()
-    return Prepared(blocks, tuple(each for each in backends if each is not None))
+    return Prepared(memory, tuple(each.backend for each in shown if each is not None))
 
 
 def _adopt_orphans() -> None:
@@ -103,7 +104,7 @@ def main(control_fd: int, fork_fd: int) -> int:
     forks = socket.socket(fileno=fork_fd)
 
     def serve(spec: UnitSpec, prepared: Prepared, control: FrameSocket) -> None:
-        PoolOwner(spec, prepared.blocks, control, forks).serve()
+        PoolOwner(spec, prepared.memory, control, forks).serve()
 
     return serve_unit("mux-pool", control_fd, _load, serve, backends=lambda each: each.backends)
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,9 +12,10 @@ from muxcluster.core.backends import ModelBackend, as_loaded
 from muxcluster.core.job import Job, JobResult, Phase
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu, packed_decoder
-from muxcluster.engine.decoders.torch_fusing import fuse, is_fusible
+from muxcluster.engine.decoders.torch_fusing import fuse, fuse_checked, is_fusible
 from muxcluster.engine.dense.model import DenseModel
 from muxcluster.engine.dense.slab import Slab, slab_for
+from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.forward.paged_forward import Forward, TokenForward
 from muxcluster.engine.forward.prefix_rows import Reordered, side_by_side
 from muxcluster.engine.load.backends import load
@@ -45,6 +46,13 @@ class UnitMemory:
     def backends(self) -> tuple[ModelBackend, ...]:
         """How the models run, in order."""
         return _backends(self.forwards)
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What an earlier load of a model on the CPU has shown."""
+
+    fused_calls: Sequence[LayerCall] | None  # of its layers, if it runs fused
 
 
 class UnitRunner:
@@ -200,15 +208,24 @@ class UnitRunner:
 
 
 def load_forward(
-    spec: ModelSpec, unit: UnitSpec, group: RankGroup | None = None
+    spec: ModelSpec,
+    unit: UnitSpec,
+    group: RankGroup | None = None,
+    earlier: Earlier | None = None,
 ) -> TokenForward | Slab:
-    """Load one model of `unit` and prepare it for its device. Raises LoadError as `load`."""
-    model = load(spec, unit.device, group)
+    """Load one model of `unit` and prepare it for its device. Raises LoadError as `load`.
+
+    earlier: what loading the same files has shown; it is not checked again.
+    """
+    is_checked = earlier is not None
+    model = load(spec, unit.device, group, is_checked=is_checked)
     if isinstance(model, DenseModel):
         return slab_for(model, spec, unit)
     if torch.device(unit.device).type != "cpu":
         return forward_on_gpu(model, spec, fuses=unit.fuses_layers)
-    if unit.fuses_layers and is_fusible(model):
+    if earlier is not None and earlier.fused_calls is not None:
+        return fuse_checked(model, spec.max_model_len, earlier.fused_calls)
+    if unit.fuses_layers and not is_checked and is_fusible(model):
         make = fuse if group is None else packed_decoder
         try:
             return make(model, spec.max_model_len)
