@@ -78,6 +78,9 @@ class SchedulerSpec:
     shares_blocks: bool = True
     # Packing "hybrid": only slots about to be overwritten are saved, not whole blocks
     saves_lazily: bool = True
+    # Where weights do not fit together, whose are resident: "deadline", or for comparison "swap"
+    # (one model at a time) or "static" (those of the start; the others are refused)
+    wakes: str = "deadline"
 
 
 @dataclass(frozen=True, slots=True)
