@@ -23,8 +23,9 @@ def load(
 ) -> nn.Module | DenseModel:
     """Load the model on its backend; log which and why.
 
-    is_checked: as of `load_model`; a dense model is run all the same. Raises LoadError as `load_model` and `load_dense`, and if a dense model is to be divided over
-    ranks; ValueError for an unknown backend.
+    is_checked: as of `load_model`; a dense model is run all the same. Raises LoadError as
+    `load_model` and `load_dense`, and if a dense model is to be divided over ranks; ValueError for
+    an unknown backend.
     """
     if spec.backend not in BACKENDS:
         raise ValueError(f"unknown backend {spec.backend!r}: one of {', '.join(BACKENDS)}")

@@ -30,8 +30,8 @@ from muxcluster.engine.processes.losses import LossLedger
 from muxcluster.engine.processes.owner_link import OwnerLink
 from muxcluster.engine.processes.rung_workers import Seat
 from muxcluster.engine.processes.worker_link import GONE
-from muxcluster.engine.residency.at_start import resident_at_start
 from muxcluster.engine.residency.model_link import LinkState, ModelLink
+from muxcluster.scheduling.residency.moves import resident_at_start
 
 logger = logging.getLogger(__name__)
 

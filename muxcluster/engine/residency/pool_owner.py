@@ -9,8 +9,10 @@ keeps a single thread, as every process that forks here.
 import ctypes
 import logging
 import os
+import selectors
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +31,11 @@ from muxcluster.engine.workers.owner import Owner, Servant, prepare_to_fork
 logger = logging.getLogger(__name__)
 
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+
+# After the end of a model's owner its workers end too, for so long at most: they are reaped so
+# often.
+_ORPHANS_S = 5.0
+_REAP_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +57,7 @@ class PoolOwner(Owner):
         super().__init__(spec.unit_id, _no_worker, control, forks)
         self._spec = spec
         self._memory = memory
+        self._reap_until_s = 0.0
 
     def _servant(
         self, child_id: int, streams: Sequence[socket.socket], owner_alive: int
@@ -58,8 +66,17 @@ class PoolOwner(Owner):
         control, forks = streams
         return ModelOwner(self._spec, child_id, self._memory, FrameSocket(control), forks)
 
+    def _ready(self, selector: selectors.BaseSelector) -> set[int]:
+        while True:
+            reap_s = _REAP_S if time.monotonic() < self._reap_until_s else None
+            ready = {key.fd for key, _ in selector.select(reap_s)}
+            if ready:
+                return ready
+            self._reap()
+
     def _end(self, child_id: int) -> None:
         super()._end(child_id)
+        self._reap_until_s = time.monotonic() + _ORPHANS_S
         self._reap()
 
     def _reap(self) -> None:

@@ -27,7 +27,6 @@ from muxcluster.engine.executor import (
     OwnerLost,
     StillRunning,
 )
-from muxcluster.engine.residency.at_start import resident_at_start
 from muxcluster.engine.unit.clock import Clock, MonotonicClock
 from muxcluster.engine.unit.deltas import BatchDeltas, deltas_of
 from muxcluster.engine.unit.executor_choice import make_executor
@@ -37,6 +36,7 @@ from muxcluster.engine.unit.warm_up import warm_up
 from muxcluster.offline.process.planning import PlanningProcess
 from muxcluster.offline.unit_feeder import FedPart, PartRenewal, UnitFeeder
 from muxcluster.scheduling.packing import PACKINGS
+from muxcluster.scheduling.residency.moves import resident_at_start
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.scheduling.steptime.seed import MeasuredSeed
 

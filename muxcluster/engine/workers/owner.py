@@ -64,7 +64,7 @@ class Owner:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(self._forks, selectors.EVENT_READ)
             while True:
-                ready = {key.fd for key, _ in selector.select()}
+                ready = self._ready(selector)
                 if self._control.fileno() in ready:
                     break
                 request, descriptors, _, _ = socket.recv_fds(
@@ -78,6 +78,10 @@ class Owner:
                 self._forks.sendall(pid.to_bytes(WORKER_ID_BYTES, "little"))
         for child_id in list(self._children):
             self._end(child_id)
+
+    def _ready(self, selector: selectors.BaseSelector) -> set[int]:
+        """Block until there is a request, or the unit is gone; return which streams are ready."""
+        return {key.fd for key, _ in selector.select()}
 
     def _fork(self, child_id: int, descriptors: Sequence[int]) -> int:
         """Fork the child and return its process id. descriptors: of its sockets, closed here."""
