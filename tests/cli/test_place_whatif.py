@@ -44,6 +44,7 @@ def test_the_other_changes(small) -> None:
     assert demands_after(path, "rate:chat=5")["chat"].rate == 5
     assert demands_after(path, "rate:chat=x2")["chat"].rate == 8
     assert demands_after(path, "rate:chat=x2", "rate:chat=x0.5")["chat"].rate == 4
+    assert demands_after(path, "residency:rare=on-demand")["rare"].residency == "on-demand"
     config = changed(load_config(path), "gpus:a=4")
     assert [node.num_gpus for node in nodes_of(config)] == [4]
 
@@ -55,6 +56,9 @@ def test_the_other_changes(small) -> None:
         ("add", "expected add:NAME"),
         ("add:", "expected add:NAME"),
         ("drop:chat", "expected add:NAME"),
+        ("residency:chat", "expected residency:NAME=VALUE"),
+        ("residency:chat=on-demnd", "did you mean on-demand?"),
+        ("residency:chatt=auto", "did you mean chat?"),
         ("add:llama-2-7", "did you mean llama-2-70b or llama-2-7b?"),
         ("add:chatt", "did you mean chat?"),
         ("add:x,shape=nonsense", "unknown shape"),
