@@ -157,6 +157,7 @@ class UnitScheduler:
             if weights.cause:
                 return events_only([_without_weights(live, weights.cause, now)])
             weights.expect(live, now)
+            self._weights.touch()
             self._absent_before_s[request.request_id] = weights.absent_s(now)
         self._live[request.request_id] = live
         model.waiting.push(live)
@@ -259,14 +260,14 @@ class UnitScheduler:
             since_s = self._shares.running_since_s(now)
             self._judge.ended(job, seconds, min(since_s, now - seconds), now)
         model = self._models[job.model]
-        if self._weights is not None:
-            self._weights.of(job.model).use(now)
         self._memory.end_copies(job, now, succeeded=True)
         model.peak_blocks = max(model.peak_blocks, model.kv.used)
         if follower is not None:
             self._shares.start(follower, now)
         self._failures.clear(model, job)
         output = self._completion.succeed(model, job, result, now, follower)
+        if self._weights is not None:
+            self._weights.ran(job.model, now)
         return self._output(output, now)
 
     def fail(
@@ -282,6 +283,8 @@ class UnitScheduler:
             return events_only([])
         model = self._models[job.model]
         self._memory.end_copies(job, now, succeeded=False)
+        if self._weights is not None:
+            self._weights.touch()
         return self._output(
             events_only(self._failures.fail(model, job, now, cause, has_started=has_started)), now
         )
@@ -441,6 +444,8 @@ class UnitScheduler:
         self._shares.is_exclusive = self._failures.is_exclusive
         self._adaptation.settle()
         preempted = self._memory.take_events()
+        if self._weights is not None and (output.events or preempted):
+            self._weights.touch()
         return replace(output, events=preempted + output.events) if preempted else output
 
     def _with_waking(self, events: Sequence[Event], now: float) -> Iterator[Event]:

@@ -81,7 +81,7 @@ class WeightMoves:
         self._all = [Weights(model, policy, ageing_s) for model in models]
         self._of = {each.name: each for each in self._all}
         self._running: _Running | None = None
-        self._promised: str | None = None  # the model that has the turn
+        self._promised: str | None = None  # the model that has its turn
         self._has_victims = False
         self._may_wake_ahead = True
         self._num_moves = 0
@@ -103,6 +103,8 @@ class WeightMoves:
 
         Rows of a model that is to be parked are queued again.
         """
+        if now < self.next_s:
+            return []
         is_claimed = any(each.is_claimed for each in self._all)
         may_wake_ahead = self._may_wake_ahead and self._running is None
         if not (is_claimed or self._has_victims or may_wake_ahead):
@@ -280,6 +282,17 @@ class WeightMoves:
         ]
         return wait_s + sum(before) + each.wake_s
 
+    def touch(self) -> None:
+        """Look again in the next turn: requests came, ended or were preempted."""
+        self.next_s = -math.inf
+
+    def ran(self, name: str, now: float) -> None:
+        """Note that a job of a model ended; nothing else may have changed by it."""
+        each = self._of[name]
+        each.use(now)
+        if each.is_leaving or not each.has_token:
+            self.touch()
+
     def _ends(self, move: Move) -> bool:
         if self._running is None or self._running.move != move:
             return False
@@ -288,7 +301,7 @@ class WeightMoves:
 
     def _changed(self) -> None:
         self._may_wake_ahead = True
-        self.next_s = -math.inf
+        self.touch()
         self.runnable = self._find_runnable()
 
     def _find_runnable(self) -> tuple[ModelState, ...]:

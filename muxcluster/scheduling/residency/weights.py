@@ -77,6 +77,11 @@ class Weights:
         table = self.model.running
         return table.num_live - table.num_batch
 
+    @property
+    def has_token(self) -> bool:
+        """True if a request of it got a token since its last wake."""
+        return self.model.counters.output_tokens > self._tokens_before
+
     def absent_s(self, now: float) -> float:
         """Return for how long in all it was not resident, counted from the first question on."""
         if self.is_resident:
@@ -204,7 +209,6 @@ class Weights:
         if self.is_claimed:
             kind = ServiceClass.INTERACTIVE if has_queued else ServiceClass.BATCH
             due_s = -math.inf if self.residency is Residency.ALWAYS else self._due_s[kind]
-        has_token = model.counters.output_tokens > self._tokens_before
         return Standing(
             name=self.name,
             num_bytes=self.num_bytes,
@@ -220,7 +224,8 @@ class Weights:
             has_interactive=has_queued or num_rows > 0,
             has_interactive_rows=num_rows > 0,
             oldest_queued_s=waiting.oldest_s,
-            keeps_until_s=self._since_s + self._policy.keeps_s(self.wake_s, has_token=has_token),
+            keeps_until_s=self._since_s
+            + self._policy.keeps_s(self.wake_s, has_token=self.has_token),
             is_owed=self.is_owed,
             last_use_s=self._last_use_s,
             is_leaving=self.drains_since_s < math.inf,
