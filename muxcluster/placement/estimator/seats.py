@@ -18,6 +18,9 @@ _TAILS = (0.5, 0.05)  # of the median and of the 95th percentile
 # A woken model that has requests stays for so many times the seconds of its wake, against thrash
 # (STAY_WAKES of scheduling/residency/policy.py).
 _STAY_WAKES = 4.0
+# Where its memory was promised to another, its requests go on for so many times those seconds, and
+# are interrupted then (DRAIN_WAKES there).
+_DRAIN_WAKES = 4.0
 _MOST_MOVING = 1 / (1 + _STAY_WAKES)  # of the time
 _MOST_EXPONENT = 50.0
 
@@ -75,9 +78,9 @@ class Seats:
         """
         wakes = self.wakes_per_s(rates)
         queue_s = self._queue_s(wakes)
-        seat_s = self._seat_s(rates, spans_s, wakes)
+        seat = self._seat_wait(rates, spans_s, wakes)
         return tuple(
-            Quantiles(*(late_s(tail, wake_s + queue_s + seat_s, rate, each) for tail in _TAILS))
+            Quantiles(*(_late_s(tail, wake_s + queue_s, rate, each, seat) for tail in _TAILS))
             if each > 0
             else Quantiles(0.0, 0.0)
             for rate, wake_s, each in zip(rates, self.wake_s, wakes, strict=True)
@@ -118,29 +121,50 @@ class Seats:
         squares = sum(each * wake_s**2 for each, wake_s in zip(wakes, self.wake_s, strict=True))
         return squares / (2 * (1 - min(FULLEST, load)))
 
-    def _seat_s(
+    def _seat_wait(
         self, rates: Sequence[float], spans_s: Sequence[float], wakes: Sequence[float]
-    ) -> float:
-        """Mean wait for a seat whose model has no requests (Sakasegawa 1977, M/G/c); at most until
-        every other model had a turn, because one that always has requests gives its seat away.
+    ) -> "_SeatWait":
+        """Return the wait for a seat whose model has no requests, as for a server of M/G/c
+        (probability: Sakasegawa 1977); at most until every other model had a turn.
 
-        A turn is a request's span after a wake; requests that come meanwhile are served in it.
+        Whoever has a seat gives it away when its requests end, or are interrupted.
         """
         room = self.turn_bytes
         used = rotation_s = busy_s = 0.0
         for rate, span_s, size, each, wake_s in zip(
             rates, spans_s, self.model_bytes, wakes, self.wake_s, strict=True
         ):
-            part, turn_s = size / room, wake_s + span_s
+            part, drain_s = size / room, min(span_s, _DRAIN_WAKES * wake_s)
             in_use = part * min(1.0, -math.expm1(-rate * span_s) + each * wake_s)
             used += in_use
-            busy_s += in_use * turn_s
-            rotation_s += part * max(turn_s, (1 + _STAY_WAKES) * wake_s)
+            busy_s += in_use * drain_s
+            rotation_s += part * ((1 + _STAY_WAKES) * wake_s + drain_s)
         if used <= 0:
-            return 0.0
+            return _SeatWait(0.0, 0.0, 0.0)
         load = min(FULLEST, used)
-        waits = math.pow(load, math.sqrt(2 * (self.num_seats + 1)) - 1)
-        return min(rotation_s, waits * (busy_s / used) / (self.num_seats * (1 - load)))
+        chance = math.pow(load, math.sqrt(2 * (self.num_seats + 1)) - 1)
+        return _SeatWait(chance, busy_s / used / (self.num_seats * (1 - load)), rotation_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _SeatWait:
+    chance: float  # that a wake has to wait for a seat
+    mean_s: float  # of those that wait; exponential
+    most_s: float
+
+    def at(self, tail: float) -> float:
+        """Return the wait that the part `tail` of all wakes exceeds."""
+        if self.chance <= tail:
+            return 0.0
+        return min(self.most_s, self.mean_s * math.log(self.chance / tail))
+
+
+def _late_s(tail: float, whole_s: float, rate: float, wakes_per_s: float, seat: _SeatWait) -> float:
+    """Return `late_s` with the wait for a seat."""
+    absent_s = whole_s + seat.chance * min(seat.most_s, seat.mean_s)
+    late = min(1.0, wakes_per_s * (1 / rate + absent_s))  # part that finds the model absent
+    waiting_s = seat.at(tail / late)
+    return max(late_s(tail, whole_s, rate, wakes_per_s), whole_s + waiting_s if waiting_s else 0.0)
 
 
 def late_s(tail: float, whole_s: float, rate: float, wakes_per_s: float) -> float:
