@@ -23,7 +23,13 @@ def test_every_program_is_run() -> None:
     assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(SAID)
 
 
-@pytest.mark.parametrize("name", SAID)
+# A program that starts a process for each model and wake takes long on a busy machine.
+_SLOW = frozenset({"serve_parked_models.py"})
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in SAID]
+)
 def test_a_program_runs(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / name],
