@@ -3,7 +3,16 @@
 from collections.abc import Iterator
 
 from muxcluster.placement.execution import execution_of
-from muxcluster.placement.memory import DoesNotFit, block_bytes, check_split, kv_blocks
+from muxcluster.placement.memory import (
+    DoesNotFit,
+    activation_bytes,
+    block_bytes,
+    check_split,
+    kv_blocks,
+    recording_bytes,
+    resident_bytes,
+    usable_bytes,
+)
 from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.problem import Demand, Node, Problem
 
@@ -64,6 +73,9 @@ def _unit_fits(
         for demand in demands:
             check_split(demand, unit.tp)
         execution = execution_of(node.gpu, unit, problem.policy)
+        if unit.resident_bytes:
+            yield from _seats_fit(unit, node, demands, problem)
+            return
         room = kv_blocks(node.gpu, unit.tp, demands, problem.limits, execution)
     except DoesNotFit as error:
         yield f"unit {unit.id}: {error}"
@@ -71,5 +83,31 @@ def _unit_fits(
     if unit.kv_blocks > room:
         size = block_bytes(demands, problem.limits)
         yield f"unit {unit.id} has {unit.kv_blocks} blocks of {size} bytes, room for {room}"
+    if sum(model.quota_blocks for model in unit.models) > unit.kv_blocks:
+        yield f"unit {unit.id}: the quotas are more than its blocks"
+
+
+def _seats_fit(
+    unit: PlannedUnit, node: Node, demands: list[Demand], problem: Problem
+) -> Iterator[str]:
+    """Check a unit in which not all models are resident at once: any set of them that its memory
+    for weights takes leaves room for pool and buffers, and every model can be woken."""
+    execution = execution_of(node.gpu, unit, problem.policy)
+    size = block_bytes(demands, problem.limits)
+    sizes = {
+        each.name: resident_bytes(node.gpu, unit.tp, each, size, execution) for each in demands
+    }
+    always = sum(sizes[each.name] for each in demands if not each.may_park)
+    for each in demands:
+        if each.may_park and always + sizes[each.name] > unit.resident_bytes:
+            yield f"unit {unit.id} has no room to wake {each.name}"
+    if unit.resident_bytes >= sum(sizes.values()):
+        yield f"unit {unit.id} has room for all of its models, and parks some"
+    taken = unit.resident_bytes + unit.kv_blocks * size
+    taken += recording_bytes(node.gpu, unit.tp, demands, execution)
+    taken += max(activation_bytes(each, problem.limits, unit.tp) for each in demands)
+    usable = usable_bytes(node.gpu, unit.tp, execution)
+    if taken > usable:
+        yield f"unit {unit.id} takes {taken} bytes, {usable} usable"
     if sum(model.quota_blocks for model in unit.models) > unit.kv_blocks:
         yield f"unit {unit.id}: the quotas are more than its blocks"

@@ -117,12 +117,29 @@ def _unit_table(unit: Mapping[str, Any]) -> Table:
     table.add_column("backend", no_wrap=True)
     for title in COLUMNS.values():
         table.add_column(title, justify="right", no_wrap=True)
+    # a server of an earlier version says nothing of weights
+    is_parking = any(model.get("residency", "always") != "always" for model in unit["models"])
+    if is_parking:
+        for title in ("weights", "wakes", "s a wake", "expected wait, s"):
+            table.add_column(title, justify="right", no_wrap=True)
     for model in unit["models"]:
         backend = model["backend"] or "loading"
         known = unit["free_blocks"] is not None  # else the unit has not reported yet
         numbers = (_number(model[column] if known else None) for column in COLUMNS)
-        table.add_row(model["name"], backend, *numbers)
+        weights = _weights(model) if is_parking else ()
+        table.add_row(model["name"], backend, *numbers, *weights)
     return table
+
+
+def _weights(model: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where a model's weights are, how often they were woken, and what waits for them."""
+    per_wake_s = model["waking_s"] / model["wakes"] if model["wakes"] else None
+    return (
+        f"{model['weights'] or '–'} ({model['residency']})",
+        _number(model["wakes"]),
+        "–" if per_wake_s is None else f"{per_wake_s:.2f}",
+        _number(model["expected_wait_s"]),
+    )
 
 
 def _health(unit: Mapping[str, Any]) -> str:

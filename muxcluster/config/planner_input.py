@@ -8,6 +8,7 @@ from muxcluster.config.load import Config, ConfiguredModel
 from muxcluster.config.profiles import read_profile
 from muxcluster.config.schema import ModelSection, NodeSection, PolicySection
 from muxcluster.core.errors import ConfigError
+from muxcluster.core.residency import Residency
 from muxcluster.core.unitspec import SchedulerSpec
 from muxcluster.placement.cost import Profile
 from muxcluster.placement.execution import CannotRun, UnitPolicy, check_partition
@@ -34,7 +35,10 @@ def problem(config: Config, nodes: tuple[Node, ...]) -> Problem:
     return Problem(
         demands,
         nodes,
-        _limits(policy, demands, is_modest=runs_on_cpus(config, nodes)),
+        replace(
+            _limits(policy, demands, is_modest=runs_on_cpus(config, nodes)),
+            parked_bytes=_parked_bytes(config, nodes),
+        ),
         objective=policy.objective,
         profiles=tuple(_profiles(config)),
         policy=_unit_policy(config, nodes),
@@ -110,6 +114,13 @@ def _limits(policy: PolicySection, demands: Sequence[Demand], *, is_modest: bool
     return limits
 
 
+def _parked_bytes(config: Config, nodes: Sequence[Node]) -> int | None:
+    """Return the host memory for parked weights of each GPU; of nodes with different numbers of
+    GPUs, the least."""
+    gib = config.cluster.host_memory_gib
+    return None if gib is None else int(gib * GIB) // max(node.num_gpus for node in nodes)
+
+
 def _profiles(config: Config) -> Iterator[Profile]:
     for index, path in enumerate(profile_paths(config)):
         try:
@@ -143,6 +154,7 @@ def _demand(model: ConfiguredModel, dtype: str) -> Demand:
         weight=section.weight,
         ttft_s=None if section.slo is None else section.slo.ttft,
         tpot_s=None if section.slo is None else section.slo.tpot,
+        residency=Residency(section.residency),
         undivided="it runs on the dense backend" if is_dense else model.facts.undivided,
         backlog=_backlog(section, part),
     )

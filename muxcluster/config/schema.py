@@ -116,6 +116,10 @@ class ModelSection(Section):
     """Batch work that is expected beside these requests; planning alone reads it."""
     slo: SloSection | None = None
     """Latency targets; a request may bring its own (`slo` in its body)."""
+    residency: Literal["always", "auto", "on-demand"] = "always"
+    """Where the model's weights are: `always` on its unit's devices; `auto`: there from the start
+    as far as there is room, and parked while others need it; `on-demand`: parked until the first
+    request. Where a unit has room for all of its models at once, none is parked."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto` is float32 on CPU and the model's own on GPUs."""
     load_format: Literal["auto", "dummy"] = "auto"
@@ -176,6 +180,10 @@ class ClusterSection(Section):
     nodes: Annotated[list[NodeSection] | None, BeforeValidator(_listed)] = None
     """A list of nodes, or `auto` (the default): for `up` the nodes that Ray reports, for every
     other command this machine's cores."""
+    host_memory_gib: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
+    """Host memory of a node for weights of models that may be parked (`models[].residency`), an
+    equal part for each of its GPUs; by default not limited. Memory for lent KV blocks is
+    `policy.host_memory_gib`."""
     engine: Literal["auto", "cpu"] = "auto"
     """`cpu` runs every unit on its node's cores while Ray still assigns the GPUs of the plan, to
     test a cluster whose GPUs are only declared (`ray start --num-gpus 8`)."""

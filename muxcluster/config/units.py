@@ -7,13 +7,14 @@ from muxcluster.config.load import Config, ConfiguredModel
 from muxcluster.config.planner_input import dtype_of, engine_gpu, nodes_of, problem
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.request import Slo
+from muxcluster.core.residency import Residency
 from muxcluster.core.served import ServedModel
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.placement import specs
-from muxcluster.placement.execution import CannotRun
+from muxcluster.placement.execution import CannotRun, execution_of, move_refusal
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.plan import Plan
-from muxcluster.placement.problem import Node
+from muxcluster.placement.problem import Node, Problem
 
 
 def unit_specs(
@@ -23,7 +24,8 @@ def unit_specs(
     paths and what else only an engine needs.
 
     nodes: as given to `plan_for`. Raises ConfigError if the plan and the file disagree, a
-    model has a shape but no path, or its heads cannot be divided among a unit's GPUs.
+    model has a shape but no path, its heads cannot be divided among a unit's GPUs, or a unit parks
+    models where the engine cannot.
     """
     if not plan.units:
         return ()
@@ -32,12 +34,14 @@ def unit_specs(
     computing = tuple(replace(node, gpu=engine_gpu(config, node.gpu)) for node in known)
     asked = replace(problem(config, known), nodes=computing)
     try:
+        _check_moves(config, plan, asked)
         found = specs.unit_specs(asked, plan)
     except CannotRun as error:
         raise ConfigError(config.file, f"policy.{error.key}", str(error)) from error
     except DoesNotFit as error:
         index = [model.name for model in config.models].index(error.model)
         raise ConfigError(config.file, f"models[{index}]", str(error)) from error
+    _check_rooms(config, found)
     models = {model.name: model for model in config.models}
     dtypes = {name: dtype_of(config, model, known) for name, model in models.items()}
     return tuple(
@@ -76,6 +80,41 @@ def _check_names(config: Config, plan: Plan, nodes: Sequence[Node]) -> None:
         for planned in unit.models:
             if planned.name not in names:
                 raise ConfigError(config.file, "models", f"no model {planned.name!r} of the plan")
+
+
+def _check_moves(config: Config, plan: Plan, asked: Problem) -> None:
+    """Raise ConfigError for a unit that parks and wakes models on a mesh whose engine cannot.
+
+    asked: with the hardware that computes.
+    """
+    gpus = {node.name: node.gpu for node in asked.nodes}
+    for unit in plan.units:
+        gpu = gpus[unit.node]
+        refusal = move_refusal(gpu, execution_of(gpu, unit, asked.policy))
+        if unit.resident_bytes and refusal:
+            parked = [model.name for model in unit.models if model.residency != "always"]
+            message = (
+                f"the plan parks models of unit {unit.id} ({', '.join(parked)}), because not all "
+                f"of its models fit at once, but {refusal}. Give it fewer models or more memory; "
+                "place and simulate show the plan as it is"
+            )
+            raise ConfigError(config.file, "models", message)
+
+
+def _check_rooms(config: Config, found: Sequence[UnitSpec]) -> None:
+    """Raise ConfigError for a unit that could not wake one of its models: the plan was made for
+    another residency."""
+    for spec in found:
+        if not spec.resident_bytes:
+            continue
+        always = sum(
+            each.resident_bytes for each in spec.models if each.residency is Residency.ALWAYS
+        )
+        for each in spec.models:
+            need = always + each.resident_bytes * (each.residency is not Residency.ALWAYS)
+            if need > spec.resident_bytes:
+                message = f"unit {spec.unit_id} has no room to wake {each.name}: make a new plan"
+                raise ConfigError(config.file, "models", message)
 
 
 def _served(config: Config, spec: ModelSpec, model: ConfiguredModel, dtype: str) -> ModelSpec:

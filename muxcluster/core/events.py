@@ -39,6 +39,8 @@ class Finished:
     restore_s: float = 0.0
     # The part of decode_s spent in running jobs; the rest waited for a turn
     decode_running_s: float = 0.0
+    # The part of queue_s and preempted_s during which its model was not resident
+    waking_s: float = 0.0
     # recovery_s, num_recoveries: set by the ingress: number of times the request lost its unit, and
     # seconds from the last output before each loss to the submission to the next unit
     recovery_s: float = 0.0
@@ -46,7 +48,7 @@ class Finished:
     message: str = ""  # for people, when the reason is `error`
     # For programs, when the reason is `error`: "poison_request": it fails whenever it runs;
     # "non_finite_logits": it fails because its logits are NaN or infinite; "replica_lost": the unit
-    # failed while it ran
+    # failed while it ran; "model_failed": its model's weights cannot be loaded
     code: str = ""
 
 

@@ -58,6 +58,14 @@ class ModelStats:
     backend: str = "paged"  # "paged" or "dense"; "auto" until the model is loaded
     # False while `rate_per_s` is the plan's, because no request has come
     is_rate_measured: bool = False
+    weights: str = "resident"  # where they are: a `WeightState`
+    # num_wakes, num_parks: since the unit started
+    num_wakes: int = 0
+    num_parks: int = 0
+    waking_s: float = 0.0  # of all wakes
+    resident_bytes: int = 0  # that it takes of a rank's memory while it is resident; 0: not counted
+    # Predicted seconds until a request that waits for its weights could run; 0 if resident
+    expected_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from muxcluster.core.job import WorkerSpec
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.padded import PaddedLimit
 from muxcluster.core.request import Slo
+from muxcluster.core.residency import Residency
 
 # Packings whose batch sequences lend blocks, so that a unit has host memory for what they held.
 LENDING_PACKINGS = frozenset({"hybrid", "additive"})
@@ -39,6 +40,10 @@ class ModelSpec:
     trust_remote_code: bool = False  # code in its directory may run
     padded: PaddedLimit | None = None  # of its padded batches, if any; known once it is loaded
     is_positional: bool = True  # its cache is one entry a token; known once it is loaded
+    residency: Residency = Residency.ALWAYS
+    # What it takes of `UnitSpec.resident_bytes` while it is resident: weights, tables, histories
+    resident_bytes: int = 0
+    wake_s: float = 0.0  # predicted seconds until parked weights are resident again
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,9 @@ class SchedulerSpec:
     shares_blocks: bool = True
     # Packing "hybrid": only slots about to be overwritten are saved, not whole blocks
     saves_lazily: bool = True
+    # Where weights do not fit together, whose are resident: "deadline", or for comparison "swap"
+    # (one model at a time) or "static" (those of the start; the others are refused)
+    wakes: str = "deadline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,8 @@ class UnitSpec:
     # rank; all have the same, and block ids mean the same on each.
     tp: int = 1
     rank_devices: tuple[str, ...] = ()  # of the ranks in order; empty: `device` for all
+    # Memory that models may take while they are resident, of one rank; 0: all of them always are
+    resident_bytes: int = 0
     # Models of a known kind run on merged matrix products and our own kernels, if a check at load
     # finds the same logits; False (for comparison): on transformers' layers
     fuses_layers: bool = True

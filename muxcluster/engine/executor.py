@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from muxcluster.core.backends import ModelBackend
 from muxcluster.core.job import Job, JobResult
+from muxcluster.core.residency import Move
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,42 @@ class OwnerLost:
 
 @dataclass(frozen=True, slots=True)
 class StillRunning:
-    """Some job runs, and all workers with a job show signs of life."""
+    """Some job or move runs, and all processes that take part show signs of life."""
 
 
-Outcome = JobDone | JobFailed | OwnerLost | StillRunning
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The move is done: the model's jobs can run, or its memory is free."""
+
+    move_id: int
+    seconds: float
+    backend: ModelBackend | None = None  # of a model that woke
+
+
+@dataclass(frozen=True, slots=True)
+class MoveFailed:
+    """The model did not wake, and holds no memory; `message` is for people.
+
+    is_final: trying again cannot help, for instance because a file is broken.
+    """
+
+    move_id: int
+    message: str
+    is_final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLost:
+    """The processes of a resident model are gone; its jobs were reported as failed before.
+
+    Its keys and values in the pool are sound; its tables are lost.
+    """
+
+    model: str
+    message: str
+
+
+Outcome = JobDone | JobFailed | OwnerLost | StillRunning | Moved | MoveFailed | ModelLost
 
 
 class Executor(Protocol):
@@ -96,4 +129,19 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """End the workers and release all they hold; idempotent."""
+        ...
+
+
+@runtime_checkable
+class MovesModels(Protocol):
+    """What an executor can do in addition if models take turns in memory.
+
+    After `start` and `restart` the models of `resident_at_start` are resident, all others parked.
+    """
+
+    def move(self, move: Move) -> None:
+        """Begin the move, one at a time, and return at once; `wait` reports its end.
+
+        Jobs of other models go on. A model that is parked must have no job.
+        """
         ...

@@ -197,6 +197,17 @@ def check_partition(gpu: Gpu, asked: str) -> None:
         raise CannotRun("partition", message)
 
 
+def move_refusal(gpu: Gpu, execution: Execution) -> str:
+    """Return why the engine cannot park and wake models of a unit that runs so, "" if it can."""
+    if not gpu.is_cpu:
+        return "no GPU engine moves weights yet"
+    if execution.num_ranks > 1:
+        return f"a unit over {execution.num_ranks} ranks does not move weights yet"
+    if execution.partition != "threads":
+        return f"partition {execution.partition} has no processes whose weights could be parked"
+    return ""
+
+
 def unshared(lane: str, pipeline_depth: int = 1) -> Execution:
     """Return an execution with one worker for every phase, under any lane as it is."""
     return Execution(lane, "none", _ONE_WORKER, pipeline_depth)

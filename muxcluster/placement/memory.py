@@ -15,6 +15,11 @@ _LEAST_CONTEXTS = 3
 # within the least contexts.
 _COMMUNICATOR_BYTES = GIB // 4
 _WORKSPACE_BYTES = 32 * 2**20  # of cuBLAS for every stream, set by torch on Hopper
+# Of a wake: seconds beside the copy (assumed on GPUs, none of which has woken a model yet), and
+# bytes/s at which one core packs weights.
+_GPU_WAKE_S = 0.1
+_CPU_WAKE_S = 0.5
+_CPU_PACKED_PER_S = 2e9
 _LOGITS_ROWS = 256  # most rows with fp32 logits at the same time
 
 
@@ -130,41 +135,94 @@ def usable_bytes(gpu: Gpu, tp: int, execution: Execution | None = None) -> int:
     return usable - tp * (processes + max(0, num_communicators - 1) * _COMMUNICATOR_BYTES)
 
 
-def recorded_bytes(gpu: Gpu, tp: int, demands: Sequence[Demand], execution: Execution) -> int:
-    """Return the memory that the recorded decode steps of all models hold on the mesh.
-
-    In each place every model keeps fp32 logits of as many rows as it has sequences. The working
-    memory of a step is taken once, for the largest: 16-bit logits, later the sampler's four and a
-    half bytes a logit, hidden states beside them (tests/engine/gpu/test_step_memory.py), and
-    cuBLAS's workspace. A CPU records nothing.
+def recorded_bytes(gpu: Gpu, tp: int, demand: Demand, execution: Execution) -> int:
+    """Return the memory that the recorded decode steps of one model hold on the mesh: in each place
+    fp32 logits of as many rows as it has sequences. A CPU records nothing.
     """
     if gpu.is_cpu:
         return 0
-    num_logits = [demand.max_seqs * demand.shape.vocab_size for demand in demands]
-    per_place = 4 * sum(num_logits) + 5 * max(num_logits) + _WORKSPACE_BYTES
-    return tp * execution.num_recordings * per_place
+    return tp * execution.num_recordings * 4 * demand.max_seqs * demand.shape.vocab_size
+
+
+def recording_bytes(gpu: Gpu, tp: int, demands: Sequence[Demand], execution: Execution) -> int:
+    """Return the working memory of recorded decode steps, taken once, for the largest: 16-bit
+    logits, later the sampler's four and a half bytes a logit, hidden states beside them
+    (tests/engine/gpu/test_step_memory.py), and cuBLAS's workspace. A CPU records nothing.
+    """
+    if gpu.is_cpu:
+        return 0
+    most = max(demand.max_seqs * demand.shape.vocab_size for demand in demands)
+    return tp * execution.num_recordings * (5 * most + _WORKSPACE_BYTES)
+
+
+def resident_bytes(
+    gpu: Gpu, tp: int, demand: Demand, bytes_per_block: int, execution: Execution
+) -> int:
+    """Return what a model takes on all GPUs of a mesh while it is resident: weights, tables,
+    recorded steps."""
+    static = weight_bytes(demand, tp) + table_bytes(demand, bytes_per_block, tp)
+    return static + recorded_bytes(gpu, tp, demand, execution)
+
+
+def wake_s(gpu: Gpu, weights: int) -> float:
+    """Predict the seconds until a parked model of so many bytes of weights, of one rank, is
+    resident; 0 for none.
+
+    On a GPU a copy over its link to the host. On a CPU a process is forked, and the weights are
+    read from the page cache and packed for matrix products.
+    """
+    if gpu.is_cpu:
+        return _CPU_WAKE_S + weights / _CPU_PACKED_PER_S
+    return _GPU_WAKE_S + weights / gpu.host_link
+
+
+def check_parked(demands: Sequence[Demand], limits: Limits, tp: int) -> None:
+    """Raise DoesNotFit if the weights that may be parked exceed the host memory for them.
+
+    Counted are all of them: the copy of a resident model is kept, so that parking copies nothing.
+    """
+    if limits.parked_bytes is None:
+        return
+    movable = [demand for demand in demands if demand.may_park]
+    need = sum(weight_bytes(demand, tp) for demand in movable)
+    most = tp * limits.parked_bytes
+    if need > most:
+        reason = (
+            f"{need / GIB:.2f} GiB of weights that may be parked, {most / GIB:.2f} GiB of host "
+            f"memory for them beside {tp} GPU(s)"
+        )
+        largest = max(movable, key=lambda each: weight_bytes(each, tp))
+        raise DoesNotFit(largest.name, reason, need - most)
 
 
 def kv_blocks(
-    gpu: Gpu, tp: int, demands: Sequence[Demand], limits: Limits, execution: Execution
+    gpu: Gpu,
+    tp: int,
+    demands: Sequence[Demand],
+    limits: Limits,
+    execution: Execution,
+    at_once: Sequence[Demand] | None = None,
 ) -> int:
-    """Return the blocks of the unit's pool over its `tp` GPUs, with all of `demands` loaded; a
-    multiple of `tp`.
+    """Return the blocks of the unit's pool over its `tp` GPUs, a multiple of `tp`.
 
-    Raises DoesNotFit as `check_split`; naming the model that takes the most, if the weights leave
-    no room; or if some model's longest sequence is larger than the pool.
+    at_once: the models for whose weights there is memory at the same time (the largest, where the
+    others may be parked); None: all of `demands`. Raises DoesNotFit as `check_split`; naming
+    the model that takes the most, if the weights leave no room; or if some model's longest sequence
+    is larger than the pool.
     """
     per_block = block_bytes(demands, limits)
     most = usable_bytes(gpu, tp, execution)
     for demand in demands:
         check_split(demand, tp)
-    need = sum(weight_bytes(each, tp) + table_bytes(each, per_block, tp) for each in demands)
-    need += recorded_bytes(gpu, tp, demands, execution)
+    at_once = demands if at_once is None else at_once
+    need = sum(resident_bytes(gpu, tp, each, per_block, execution) for each in at_once)
+    need += recording_bytes(gpu, tp, demands, execution)
     need += max(activation_bytes(demand, limits, tp) for demand in demands)
     usable = most - need
     if usable < 0:
-        largest = max(demands, key=lambda each: weight_bytes(each, tp))
-        raise DoesNotFit(largest.name, _weights_reason(gpu, tp, demands, need, most), -usable)
+        largest = max(at_once, key=lambda each: weight_bytes(each, tp))
+        reason = _weights_reason(gpu, tp, demands, at_once, need, most)
+        raise DoesNotFit(largest.name, reason, -usable)
     pool = usable if limits.kv_bytes is None else min(usable, limits.kv_bytes)
     for demand in demands:
         need = sequence_blocks(demand, demand.max_model_len, per_block, tp) * per_block
@@ -174,9 +232,13 @@ def kv_blocks(
     return pool // per_block // tp * tp
 
 
-def _weights_reason(gpu: Gpu, tp: int, demands: Sequence[Demand], need: int, usable: int) -> str:
-    weights = sum(weight_bytes(demand, tp) for demand in demands)
+def _weights_reason(
+    gpu: Gpu, tp: int, demands: Sequence[Demand], at_once: Sequence[Demand], need: int, usable: int
+) -> str:
+    weights = sum(weight_bytes(demand, tp) for demand in at_once)
     whose = "" if len(demands) == 1 else f" of {len(demands)} models"
+    if len(at_once) < len(demands):
+        whose = f" of {len(at_once)} of {len(demands)} models, resident at once,"
     return (
         f"{weights / GIB:.2f} GiB of weights{whose} and {(need - weights) / GIB:.2f} of buffers on "
         f"{tp} x {gpu.name}, {usable / GIB:.2f} usable"

@@ -3,13 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-)
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+
+from muxcluster.core.residency import Residency
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -20,7 +16,28 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class PlannedModel(_Frozen):
+class _Brief(_Frozen):
+    """A part of a plan whose fields about residency and batch work are left out of plan.json where
+    every model of the unit is always resident, or no batch work is asked."""
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = serialize(self)
+        fields = type(self).model_fields
+        return {
+            key: value
+            for key, value in found.items()
+            if key not in _LEFT_OUT or getattr(self, key) != fields[key].default
+        }
+
+
+_LEFT_OUT = frozenset(
+    ("residency", "wakes_per_h", "wake_s", "waking_p50_s", "waking_p95_s")
+    + ("resident_bytes", "unproven", "backlog_tokens_per_s")
+)
+
+
+class PlannedModel(_Brief):
     """One model of a unit."""
 
     name: str
@@ -32,13 +49,14 @@ class PlannedModel(_Frozen):
     # prompt and output tokens/s of its batch work that are expected to be done here; None, and not
     # in the file, where none is asked
     backlog_tokens_per_s: Amount | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_unasked(self, content: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        found: dict[str, Any] = content(self)
-        if self.backlog_tokens_per_s is None:
-            del found["backlog_tokens_per_s"]
-        return found
+    # Where not all of the unit's models are resident at once: what may become of its weights, how
+    # often it is expected to be woken, how long that takes, and by how much that delays the first
+    # token (median and 95th percentile over all of its requests)
+    residency: Residency = Residency.ALWAYS
+    wakes_per_h: Amount = 0.0
+    wake_s: Amount = 0.0
+    waking_p50_s: Amount = 0.0
+    waking_p95_s: Amount = 0.0
 
 
 class PlannedWorker(_Frozen):
@@ -59,7 +77,7 @@ class PlannedExecution(_Frozen):
     unproven: bool = False  # no GPUs have run units in this way yet
 
 
-class PlannedUnit(_Frozen):
+class PlannedUnit(_Brief):
     """A mesh and the models colocated on it."""
 
     id: str
@@ -69,6 +87,10 @@ class PlannedUnit(_Frozen):
     kv_blocks: Count  # size of its pool, over all its GPUs
     models: tuple[PlannedModel, ...]
     execution: PlannedExecution | None = None  # None: the first that mesh and policy permit
+    # Memory for what models take while they are resident (weights, tables), over all its GPUs;
+    # 0: all of them always are
+    resident_bytes: Count = 0
+    unproven: str = ""  # why no engine can start it so yet
 
 
 class Plan(_Frozen):

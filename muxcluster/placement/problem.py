@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Literal
 
+from muxcluster.core.residency import Residency
 from muxcluster.placement.cost.profile import Profile
 from muxcluster.placement.execution import UnitPolicy
 from muxcluster.placement.hardware import Gpu
@@ -73,6 +74,7 @@ class Demand:
     backlog: Backlog | None = None  # its batch work, None without any
     # Mean length of a sequence in decode; None: that of one class of requests of these lengths
     decode_tokens: float | None = None
+    residency: Residency = Residency.ALWAYS  # what may become of its weights while it is idle
 
     def worth(self, objective: Objective) -> float:
         """Return what one served request/s adds to the objective; "fewest-gpus" first counts the
@@ -80,6 +82,11 @@ class Demand:
         if objective == "weighted":
             return self.weight
         return 1 / self.rate if objective == "fewest-gpus" else 1.0
+
+    @property
+    def may_park(self) -> bool:
+        """Whether its weights may be parked while others need their memory."""
+        return self.residency is not Residency.ALWAYS
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -115,6 +122,8 @@ class Limits:
     block_tokens: int = 16
     token_budget: int = 2048  # most tokens of a job
     kv_bytes: int | None = None  # pool of a unit, None = all remaining memory
+    # Host memory for weights that may be parked, for each GPU of a mesh, None = not limited
+    parked_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

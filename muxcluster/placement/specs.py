@@ -11,7 +11,14 @@ from muxcluster.core.request import Slo
 from muxcluster.core.unitspec import LENDING_PACKINGS, ModelSpec, UnitSpec
 from muxcluster.placement.execution import Execution, execution_of, scheduler_of
 from muxcluster.placement.hardware import GIB, Gpu
-from muxcluster.placement.memory import block_bytes, check_split, columns_of
+from muxcluster.placement.memory import (
+    block_bytes,
+    check_split,
+    columns_of,
+    resident_bytes,
+    wake_s,
+    weight_bytes,
+)
 from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.problem import Demand, Problem
 from muxcluster.placement.shapes.division import part_of
@@ -73,13 +80,21 @@ def _spec(
     for demand in mine:
         check_split(demand, tp)
     bytes_of_block = block_bytes(mine, problem.limits)
+    execution = execution_of(gpu, unit, policy)
     devices = tuple("cpu" if gpu.is_cpu else f"cuda:{index}" for index in unit.gpus)
+    models = [
+        _model(demand, parts[demand.name], bytes_of_block, tp, policy.prefix_caching)
+        for demand in mine
+    ]
+    if unit.resident_bytes:
+        sizes = [resident_bytes(gpu, tp, each, bytes_of_block, execution) // tp for each in mine]
+        models = [
+            _with_residency(spec, demand, size, gpu, tp)
+            for spec, demand, size in zip(models, mine, sizes, strict=True)
+        ]
     spec = UnitSpec(
         unit_id=unit.id,
-        models=tuple(
-            _model(demand, parts[demand.name], bytes_of_block, tp, policy.prefix_caching)
-            for demand in mine
-        ),
+        models=tuple(models),
         num_blocks=unit.kv_blocks // tp,
         block_bytes=bytes_of_block,
         workers=(),
@@ -89,8 +104,20 @@ def _spec(
         host_link=gpu.host_link,
         tp=tp,
         rank_devices=devices if tp > 1 else (),
+        resident_bytes=unit.resident_bytes // tp,
     )
-    return with_execution(spec, execution_of(gpu, unit, policy), problem)
+    return with_execution(spec, execution, problem)
+
+
+def _with_residency(
+    spec: ModelSpec, demand: Demand, num_bytes: int, gpu: Gpu, tp: int
+) -> ModelSpec:
+    """Return the specification of a model of a unit in which not all are resident at once.
+
+    num_bytes: what it takes of one rank while it is resident.
+    """
+    seconds = wake_s(gpu, weight_bytes(demand, tp) // tp) if demand.may_park else 0.0
+    return replace(spec, residency=demand.residency, resident_bytes=num_bytes, wake_s=seconds)
 
 
 def _model(

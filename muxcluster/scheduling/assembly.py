@@ -13,8 +13,11 @@ from muxcluster.scheduling.lanes.adbs import AdbsLane
 from muxcluster.scheduling.lanes.mixed import MixedLane
 from muxcluster.scheduling.lanes.unsharing import SharingJudge, UnsharingLane
 from muxcluster.scheduling.lanes.view import Lane
+from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.memory.quotas import floors, split, weights
 from muxcluster.scheduling.packing.batch import Limits
+from muxcluster.scheduling.residency.moves import WeightMoves
+from muxcluster.scheduling.residency.policy import POLICIES
 from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.state.model import LoadMeter, ModelState
 from muxcluster.scheduling.steptime.learn import CopyTimes
@@ -93,6 +96,19 @@ def check_workers(name: str, phases: Iterable[Phase], shares: ShareLedger) -> No
     for phase in sorted(phases):
         if not shares.supports(phase):
             raise ValueError(f"lane {name!r} needs a worker that runs {phase}")
+
+
+def weight_moves(
+    unit: UnitSpec, models: Sequence[ModelState], memory: Memory, shares: ShareLedger
+) -> WeightMoves | None:
+    """Return what moves weights; None where all models are always resident.
+
+    Raises ValueError for an unknown policy, and as `WeightMoves` does.
+    """
+    policy = chosen(POLICIES, unit.scheduler.wakes, "policy of wakes")
+    if not unit.resident_bytes:
+        return None
+    return WeightMoves(unit, models, memory, shares, policy())
 
 
 def kv_cache(unit: UnitSpec, *, has_block_ids: bool, lends: bool) -> KvCache:

@@ -1,12 +1,14 @@
 """Sans-IO scheduler of one unit: add requests, take jobs, report results, get tokens."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from muxcluster.core.events import Event, FinishReason, Rejected, StepOutput
+from muxcluster.core.events import Event, Finished, FinishReason, Rejected, StepOutput
 from muxcluster.core.job import Job, JobResult, Phase
 from muxcluster.core.request import Request, ServiceClass
-from muxcluster.core.served import UnitStats
+from muxcluster.core.residency import Move
+from muxcluster.core.served import ModelStats, UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.scheduling.assembly import (
     carried_blocks,
@@ -17,6 +19,7 @@ from muxcluster.scheduling.assembly import (
     limits,
     model_state,
     step_times,
+    weight_moves,
 )
 from muxcluster.scheduling.completion import Completion, ended_already, events_only
 from muxcluster.scheduling.fast_forward import FastForward
@@ -29,7 +32,9 @@ from muxcluster.scheduling.memory.quotas import Adaptation, QuotaBalancer
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.scheduling.packing.batch import Packing, Turn
 from muxcluster.scheduling.pipelining import Pipelining
+from muxcluster.scheduling.residency.moves import resident_at_start
 from muxcluster.scheduling.shares import ShareLedger
+from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.requests import LiveRequest
 from muxcluster.scheduling.steptime.seed import Seed
 
@@ -39,6 +44,9 @@ class UnitScheduler:
 
     `now` is seconds from any monotonic origin and never goes back. Every request ends exactly
     once, by a Finished or Rejected event of some output. Not thread-safe.
+
+    A driver's turn: what ended (`complete`, `fail`, `moved`, ...), then new requests, then
+    `next_moves`, then `next_jobs`. Where all weights fit together there are no moves.
     """
 
     def __init__(
@@ -54,7 +62,8 @@ class UnitScheduler:
         no requests, and no job is pipelined. seed: what is known of step times before the first.
 
         Raises ValueError for an unknown lane or packing, workers that cannot run the lane's
-        phases, and a pool too small for one column of each model.
+        phases, a pool too small for one column of each model, and a model that does not fit into
+        `resident_bytes` beside those that are always resident.
         """
         policy = spec.scheduler
         packing = chosen(PACKINGS, policy.packing, "packing")
@@ -101,6 +110,10 @@ class UnitScheduler:
         if policy.pipeline_depth > 1 and not only_counts and self._lane.may_pipeline:
             self._pipelining = Pipelining(self._view, self._lane, self._packing, self._builder)
         self._failures = Failures(self._memory)
+        self._start = resident_at_start(spec)
+        self._weights = weight_moves(spec, models, self._memory, self._shares)
+        self._absent_before_s: dict[str, float] = {}  # of models, when a request came, by its id
+        self._show_runnable()
         self._live: dict[str, LiveRequest] = {}
         self._num_added = 0
 
@@ -119,6 +132,9 @@ class UnitScheduler:
             return events_only([Rejected(request.request_id, "model_not_found", message)])
         if (rejected := model.refusal(request, self._carry[model.name])) is not None:
             return events_only([rejected])
+        if self._weights is not None and self._weights.refuses(model.name):
+            message = f"{model.name!r} is not resident and no model is woken here"
+            return events_only([Rejected(request.request_id, "model_not_found", message)])
         live = LiveRequest.of(
             request,
             self._num_added,
@@ -136,6 +152,13 @@ class UnitScheduler:
         ended = ended_already(request, model.max_total(request), model.spec.eos_token_ids)
         if ended is not None:
             return events_only([live.finished(ended[0], now, stop_token=ended[1])])
+        if self._weights is not None:
+            weights = self._weights.of(model.name)
+            if weights.cause:
+                return events_only([_without_weights(live, weights.cause, now)])
+            weights.expect(live, now)
+            self._weights.touch()
+            self._absent_before_s[request.request_id] = weights.absent_s(now)
         self._live[request.request_id] = live
         model.waiting.push(live)
         return None
@@ -153,7 +176,61 @@ class UnitScheduler:
             return None
         else:
             self._memory.release(model, live.row, is_trusted=True)
-        return self._output(events_only([live.finished(FinishReason.ABORT, now)]))
+        return self._output(events_only([live.finished(FinishReason.ABORT, now)]), now)
+
+    def resident_at_start(self) -> tuple[str, ...]:
+        """Return the models whose weights a driver brings to the devices before the first turn."""
+        return self._start
+
+    def next_moves(self, now: float) -> list[Move]:
+        """Return moves of weights to start now, before jobs are chosen; at most one runs at a time.
+
+        Sequences of a model that is to be parked are preempted here. Its memory is free when the
+        move has ended (`moved`), and none of its jobs runs before a wake has.
+        """
+        if self._weights is None:
+            return []
+        self._adaptation.advance(now)
+        moves = self._weights.next_moves(now)
+        self._show_runnable()
+        self._adaptation.settle()
+        return moves
+
+    def moved(self, move: Move, seconds: float, now: float) -> StepOutput:
+        """Note that a move ended after `seconds`; one that a reset forgot is ignored."""
+        if self._weights is not None:
+            self._weights.moved(move, seconds, now)
+            self._show_runnable()
+        return self._output(events_only([]), now)
+
+    def move_failed(
+        self, move: Move, now: float, cause: str = "", *, is_final: bool = False
+    ) -> StepOutput:
+        """Note that a move failed: the weights are where they were, and it is tried again later.
+
+        is_final: a wake that can never work. All requests of the model, those to come too, end
+        with `error`, code "model_failed", and `cause`.
+        """
+        events: list[Event] = []
+        if self._weights is not None:
+            if self._weights.failed(move, now, cause, is_final=is_final):
+                model = self._models[move.model]
+                for live in tuple(model.waiting):
+                    model.waiting.remove(live)
+                    events.append(_without_weights(live, cause, now))
+            self._show_runnable()
+        return self._output(events_only(events), now)
+
+    def lose_model(self, name: str, now: float, cause: str = "") -> StepOutput:
+        """Note that the processes of a resident model are gone: it must be woken again.
+
+        Its running jobs have failed before, by `fail`; its sequences are preempted. `cause` is for
+        symmetry with `reset`: nothing ends by it. Raises KeyError for an unknown model.
+        """
+        if self._weights is not None:
+            self._weights.lose(name, now)
+            self._show_runnable()
+        return self._output(events_only([]), now)
 
     def next_jobs(self, now: float) -> list[Job]:
         """Return jobs to launch on the free SM shares, then jobs to send after running ones."""
@@ -189,7 +266,9 @@ class UnitScheduler:
             self._shares.start(follower, now)
         self._failures.clear(model, job)
         output = self._completion.succeed(model, job, result, now, follower)
-        return self._output(output)
+        if self._weights is not None:
+            self._weights.ran(job.model, now)
+        return self._output(output, now)
 
     def fail(
         self, job: Job, now: float, cause: str = "", *, has_started: bool = True
@@ -204,14 +283,20 @@ class UnitScheduler:
             return events_only([])
         model = self._models[job.model]
         self._memory.end_copies(job, now, succeeded=False)
+        if self._weights is not None:
+            self._weights.touch()
         return self._output(
-            events_only(self._failures.fail(model, job, now, cause, has_started=has_started))
+            events_only(self._failures.fail(model, job, now, cause, has_started=has_started)), now
         )
 
-    def reset(self, now: float, cause: str = "") -> StepOutput:
+    def reset(
+        self, now: float, cause: str = "", *, resident: Collection[str] | None = None
+    ) -> StepOutput:
         """Run every sequence again after the memory's owner restarted and all KV was lost.
 
-        Running jobs count as failed, so the output may hold ends.
+        Running jobs count as failed, so the output may hold ends. A running move is forgotten.
+        resident: models whose weights are there now, by default those of `resident_at_start`.
+        Raises ValueError where these do not fit together.
         """
         events: list[Event] = []
         self._kv.reset_copies()
@@ -224,11 +309,19 @@ class UnitScheduler:
             for row in model.running.idle().tolist():
                 self._memory.requeue(model, row, now, is_trusted=False)
         self._kv.drop_cache()
-        return self._output(events_only(events))
+        if self._weights is not None:
+            self._weights.reset(now, resident)
+            self._show_runnable()
+        return self._output(events_only(events), now)
 
     def next_wakeup(self, now: float) -> float | None:
-        """Return when to call `next_jobs` though nothing happened; None without requests."""
-        return self._adaptation.next_s() if self._live else None
+        """Return when to take a turn though nothing happened; None without requests."""
+        if not self._live:
+            return None
+        next_s = self._adaptation.next_s()
+        if self._weights is None or self._weights.next_s == math.inf:
+            return next_s
+        return self._weights.next_s if next_s is None else min(next_s, self._weights.next_s)
 
     def repeats(self, first: Job) -> dict[Job, int]:
         """Return how often each running decode job would end and be launched again as it is.
@@ -250,12 +343,15 @@ class UnitScheduler:
         """
         if self._memory.has_preempted or not self._packing.repeats:
             return False
-        return self._fast_forward.lets_in
+        # it may be of a model that is not resident, or keep one from being parked
+        return self._weights is None and self._fast_forward.lets_in
 
     @property
     def undisturbed_until_s(self) -> float:
         """Before then, time alone changes no decision, nor do jobs that only repeat themselves."""
         until_s = self._adaptation.undisturbed_until_s
+        if self._weights is not None:
+            until_s = min(until_s, self._weights.next_s)
         return until_s if self._judge is None else min(until_s, self._judge.steady_until_s)
 
     def repeat(self, repetitions: Sequence[Repetition], now: float) -> list[Job]:
@@ -265,6 +361,10 @@ class UnitScheduler:
         between shared and mixed jobs comes after all of them, where it might have come amid them.
         """
         jobs = self._fast_forward.repeat(repetitions)
+        if self._weights is not None:
+            for each in repetitions:
+                if each.count:
+                    self._weights.of(each.job.model).use(each.end_s)
         if self._judge is not None:
             self._judge.repeated(repetitions, now)
         return jobs
@@ -298,10 +398,12 @@ class UnitScheduler:
             num_blocks=self._kv.num_blocks,
             free_blocks=self._kv.free,
             sharing=None if self._judge is None else self._judge.stats(),
-            models=tuple(
-                model.stats(self._times.mean_error(model.name)) for model in self._models.values()
-            ),
+            models=tuple(self._model_stats(model, now) for model in self._models.values()),
         )
+
+    def _model_stats(self, model: ModelState, now: float) -> ModelStats:
+        stats = model.stats(self._times.mean_error(model.name))
+        return stats if self._weights is None else self._weights.told(stats, now)
 
     def check(self) -> None:
         """Raise AssertionError naming the first broken invariant."""
@@ -310,6 +412,10 @@ class UnitScheduler:
         self._adaptation.check()
         for model in self._models.values():
             model.check(self._shares.running)
+        if self._weights is not None:
+            self._weights.check()
+            assert self._view.models == self._weights.runnable, "lanes see other models"
+            assert self._absent_before_s.keys() == self._live.keys(), "absences are miscounted"
         num_live = sum(model.num_live for model in self._models.values())
         assert num_live == len(self._live), "a request is lost or lives twice"
 
@@ -323,12 +429,35 @@ class UnitScheduler:
             table.add_running(job.rows.table_rows, now - start_s, are_decoding=are_decoding)
         return now - start_s
 
-    def _output(self, output: StepOutput) -> StepOutput:
+    def _show_runnable(self) -> None:
+        """Let lanes see the models whose jobs may start."""
+        if self._weights is not None:
+            self._view.models = self._weights.runnable
+
+    def _output(self, output: StepOutput, now: float) -> StepOutput:
         """Put pending events of preemption before `output`; forget the requests that end in it."""
+        if self._weights is not None and output.events:
+            output = replace(output, events=tuple(self._with_waking(output.events, now)))
         for event in output.events:
             del self._live[event.request_id]
             self._failures.forget(event.request_id)
         self._shares.is_exclusive = self._failures.is_exclusive
         self._adaptation.settle()
         preempted = self._memory.take_events()
+        if self._weights is not None and (output.events or preempted):
+            self._weights.touch()
         return replace(output, events=preempted + output.events) if preempted else output
+
+    def _with_waking(self, events: Sequence[Event], now: float) -> Iterator[Event]:
+        """Yield `events`, ends with the time for which the model was not resident meanwhile."""
+        assert self._weights is not None
+        for event in events:
+            assert isinstance(event, Finished), "requests that were accepted only finish"
+            before_s = self._absent_before_s.pop(event.request_id)
+            weights = self._weights.of(self._live[event.request_id].request.model)
+            yield replace(event, waking_s=weights.absent_s(now) - before_s)
+
+
+def _without_weights(live: LiveRequest, cause: str, now: float) -> Finished:
+    message = f"the weights of {live.request.model} cannot be loaded: {cause}"
+    return live.finished(FinishReason.ERROR, now, code="model_failed", message=message)

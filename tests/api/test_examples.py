@@ -13,6 +13,9 @@ SAID = {
     "plan_a_cluster.py": ["a-0: GPU 0 of a", "  chat-8b: 4.00 req/s", "GPUs needed: 2"],
     "simulate_a_trace.py": ["muxserve: ", "muxserve:quotas=off: ", "temporal: "],
     "serve_in_process.py": [f"tiny-{name}: " for name in ("llama", "opt", "qwen3")],
+    "serve_parked_models.py": [
+        f"tiny-{name}: 8 tokens" for name in ("llama", "opt", "qwen2", "qwen3")
+    ],
 }
 
 
@@ -20,7 +23,13 @@ def test_every_program_is_run() -> None:
     assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(SAID)
 
 
-@pytest.mark.parametrize("name", SAID)
+# A program that starts a process for each model and wake takes long on a busy machine.
+_SLOW = frozenset({"serve_parked_models.py"})
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in SAID]
+)
 def test_a_program_runs(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / name],

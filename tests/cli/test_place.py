@@ -368,3 +368,28 @@ def test_a_full_disk_is_one_line(small) -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=ROOT, check=False)
     assert done.returncode == 1
     assert done.stderr == b"muxcluster: the plan cannot be printed: No space left on device\n"
+
+
+def test_what_is_parked_is_shown_with_its_cost(capsys, tmp_path) -> None:
+    path = tmp_path / "parked.yaml"
+    rows = "\n".join(
+        f"  - {{name: m{index}, shape: llama-2-13b, rate: 0.01, max_model_len: 2048, "
+        "residency: on-demand}"
+        for index in range(5)
+    )
+    nodes = "cluster: {nodes: [{name: a, gpus: 1, gpu: A100-80GB}], host_memory_gib: 200}"
+    path.write_text(f"models:\n{rows}\n{nodes}\n")
+    code, out, err = call(capsys, "place", str(path), "--time-limit", "0")
+    assert (code, err) == (0, "")
+    assert "2 of 5 models that may be parked" in out
+    assert "unproven: no GPU engine moves weights yet" in out
+    assert out.count("on-demand: ") == 5
+    code, out, _ = call(capsys, "place", str(path), "--time-limit", "0", "--json")
+    (unit,) = json.loads(out)["units"]
+    assert unit["resident_bytes"] > 0
+    assert all(model["wakes_per_h"] > 0 for model in unit["models"])
+    assert all(model["waking_p95_s"] >= model["waking_p50_s"] >= 0 for model in unit["models"])
+    path.write_text(f"models:\n{rows}\n{nodes.replace('200', '100')}\n")
+    code, _, err = call(capsys, "place", str(path), "--time-limit", "0")
+    assert code == 2
+    assert "host memory" in err

@@ -48,6 +48,7 @@ def test_the_other_changes(small) -> None:
     backlog = demands_after(path, "batch:chat=86.4e6", "rate:chat=x2")["chat"].backlog
     assert (backlog.tokens_per_s, backlog.prompt_tokens) == (pytest.approx(1000.0), 161)
     assert demands_after(path, "batch:chat=1e6", "batch:chat=0")["chat"].backlog is None
+    assert demands_after(path, "residency:rare=on-demand")["rare"].residency == "on-demand"
     config = changed(load_config(path), "gpus:a=4")
     assert [node.num_gpus for node in nodes_of(config)] == [4]
 
@@ -62,6 +63,9 @@ def test_the_other_changes(small) -> None:
         ("batch:chat", "expected batch:NAME=2e9"),
         ("batch:chat=-1", "tokens_per_day: input should be greater"),
         ("batch:chatt=1e6", "did you mean chat?"),
+        ("residency:chat", "expected residency:NAME=VALUE"),
+        ("residency:chat=on-demnd", "did you mean on-demand?"),
+        ("residency:chatt=auto", "did you mean chat?"),
         ("add:llama-2-7", "did you mean llama-2-70b or llama-2-7b?"),
         ("add:chatt", "did you mean chat?"),
         ("add:x,shape=nonsense", "unknown shape"),

@@ -15,6 +15,7 @@ from muxcluster.cluster.units.actor import as_reported
 from muxcluster.cluster.units.mesh import mesh_request, on_granted_gpu
 from muxcluster.core.job import WorkerSpec
 from muxcluster.core.kvshape import KvShape
+from muxcluster.core.residency import Residency
 from muxcluster.core.served import ModelStats, SharingStats, UnitState, UnitStats
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.placement.plan import PlannedUnit
@@ -145,3 +146,22 @@ def test_the_reason_of_a_failed_start_is_the_last_exception() -> None:
     )
     assert raised_line(message) == "/m/model.safetensors: tensor 'w' is missing"
     assert raised_line("Deploying.") is None
+
+
+def test_where_weights_are_is_shown_where_models_are_parked() -> None:
+    stats = ModelStats("two", weights="parked", num_wakes=4, num_parks=5, waking_s=6.0)
+    stats = replace(stats, expected_wait_s=1.25)
+    view = _view(UnitStats("n-0.1", 1.0, 128, 100, (stats,)))
+    assert "weights" not in _shown(describe([], [view], None))
+    models = (MODELS[0], replace(MODELS[1], residency=Residency.ON_DEMAND))
+    spec = replace(_spec(), models=models, resident_bytes=10)
+    view = replace(view, record=Record("n-0.1", "id", replace(view.record.target, spec=spec)))
+    state = describe([], [view], None)
+    (_, two) = state["units"][0]["models"]
+    assert (two["residency"], two["weights"], two["wakes"], two["parks"]) == (
+        "on-demand",
+        "parked",
+        4,
+        5,
+    )
+    assert "parked (on-demand) 4 1.50 1.25" in _shown(state).replace("│ ", "")

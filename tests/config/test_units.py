@@ -1,5 +1,7 @@
 """From configuration to plan, unit specifications and served models."""
 
+from dataclasses import replace
+
 import pytest
 
 from muxcluster.config.load import Config, load_config
@@ -388,3 +390,89 @@ def test_kv_heads_that_several_ranks_have(write, model_directory, heads, kv_head
     config = load_config(write(TWO_GPUS.replace("PARTITION", "partition: auto")))
     (unit,) = unit_specs(config, on_two_gpus(config))
     assert unit.models[0].shape.num_kv_heads == each
+
+
+PARKED = """
+models:
+  - {name: a, path: tiny, max_seqs: 4, max_model_len: 256}
+  - {name: b, path: tiny, max_seqs: 4, max_model_len: 256, residency: auto}
+  - {name: c, path: tiny, max_seqs: 4, max_model_len: 256, residency: on-demand}
+  - {name: d, path: tiny, max_seqs: 4, max_model_len: 256, residency: on-demand}
+cluster: {nodes: [{name: local, NODE}]}
+policy: {partition: PARTITION, token_budget: 64}
+"""
+SMALL_CPU = "gpu: cpu, cores: 2, memory_gb: MEMORY"
+
+
+@pytest.fixture
+def parked(write, model_directory):
+    """(node, partition) -> configuration of four models, three of which may be parked."""
+    model_directory("tiny", hidden_size=512, intermediate_size=2048)
+
+    def make(node: str, partition: str = "auto") -> Config:
+        return load_config(write(PARKED.replace("NODE", node).replace("PARTITION", partition)))
+
+    return make
+
+
+def smallest_gb(parked, partition: str = "auto") -> float:
+    """Return a memory that some models share, found without the planner's help."""
+    for step in range(1, 60):
+        memory_gb = step * 0.02
+        config = parked(SMALL_CPU.replace("MEMORY", f"{memory_gb:.2f}"), partition)
+        try:
+            plan = plan_for(config)
+        except InfeasiblePlan:
+            continue
+        assert plan.units[0].resident_bytes, "at first, not all can be resident at once"
+        return memory_gb
+    raise AssertionError("no memory is enough")
+
+
+def test_a_cpu_unit_is_told_what_may_be_parked(parked) -> None:
+    memory_gb = smallest_gb(parked)
+    config = parked(SMALL_CPU.replace("MEMORY", f"{memory_gb:.2f}"))
+    (unit,) = unit_specs(config, plan_for(config))
+    kinds = {model.name: model.residency.value for model in unit.models}
+    assert kinds == {"a": "always", "b": "auto", "c": "on-demand", "d": "on-demand"}
+    sizes = {model.name: model.resident_bytes for model in unit.models}
+    assert sizes["a"] + max(sizes.values()) <= unit.resident_bytes < sum(sizes.values())
+    woken = {model.name: model.wake_s > 0 for model in unit.models}
+    assert woken == {"a": False, "b": True, "c": True, "d": True}
+    (roomy,) = unit_specs(wide := parked(SMALL_CPU.replace("MEMORY", "8")), plan_for(wide))
+    assert roomy.resident_bytes == 0
+    assert all(model.resident_bytes == 0 for model in roomy.models)
+
+
+def test_what_the_engine_cannot_do_is_refused_with_the_reason(parked) -> None:
+    memory_gb = smallest_gb(parked, "none")
+    config = parked(SMALL_CPU.replace("MEMORY", f"{memory_gb:.2f}"), "none")
+    plan = plan_for(config)
+    assert plan.units[0].unproven
+    with pytest.raises(ConfigError, match="partition none has no processes"):
+        unit_specs(config, plan)
+
+
+def test_a_plan_that_was_made_for_another_residency_is_refused(parked) -> None:
+    memory_gb = smallest_gb(parked)
+    node = SMALL_CPU.replace("MEMORY", f"{memory_gb:.2f}")
+    plan = plan_for(parked(node))
+    config = parked(node)
+    always = tuple(
+        replace(each, section=each.section.model_copy(update={"residency": "always"}))
+        for each in config.models
+    )
+    with pytest.raises(ConfigError, match="no room to wake .*: make a new plan"):
+        unit_specs(replace(config, models=always), plan)
+
+
+def test_a_gpu_unit_that_would_park_models_is_planned_and_refused(write, model_directory) -> None:
+    model_directory("tiny")
+    text = PARKED.replace("NODE", "gpus: 1, gpu: A100-80GB").replace("PARTITION", "auto")
+    config = load_config(write(text))
+    plan = plan_for(config)
+    assert unit_specs(config, plan)[0].resident_bytes == 0, "tiny models all fit"
+    (unit,) = plan.units
+    half = unit.model_copy(update={"resident_bytes": 1})
+    with pytest.raises(ConfigError, match="no GPU engine moves weights yet"):
+        unit_specs(config, plan.model_copy(update={"units": (half,)}))

@@ -6,6 +6,7 @@ MUXCLUSTER_START_S: seconds that they sleep, without using the processor, before
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 from muxcluster.engine.workers import owner
 from muxcluster.engine.workers.worker import Worker
@@ -17,10 +18,11 @@ MADE: set[int] = set()
 class SlowOwner(owner.Owner):
     """Notes which workers it has made; a fork has the notes of its owner."""
 
-    def _fork(self, worker_id: int, descriptor: int) -> None:
-        owner.Worker = SlowWorker if worker_id in MADE else Worker
-        super()._fork(worker_id, descriptor)
-        MADE.add(worker_id)
+    def _fork(self, child_id: int, descriptors: Sequence[int]) -> int:
+        owner.Worker = SlowWorker if child_id in MADE else Worker
+        pid = super()._fork(child_id, descriptors)
+        MADE.add(child_id)
+        return pid
 
 
 class SlowWorker(Worker):

@@ -151,3 +151,21 @@ def test_parts_and_framework_add_up_to_the_whole() -> None:
     parts = EngineTime.of(END).within(1.0)
     assert parts["framework_s"] == pytest.approx(1.0 - sum(parts[part] for part in PARTS))
     assert list(parts)[-2:] == ["framework_s", "total_s"]
+
+
+@pytest.mark.parametrize(
+    ("queue_s", "preempted_s", "waking_s", "parts"),
+    [
+        (3.0, 0.0, 2.0, (1.0, 0.0, 2.0)),
+        (1.0, 4.0, 2.5, (0.0, 2.5, 2.5)),
+        (1.0, 4.0, 0.0, (1.0, 4.0, 0.0)),
+        (1.0, 1.0, 9.0, (0.0, 0.0, 2.0)),  # a unit that tells more than it waited
+    ],
+)
+def test_a_wait_for_weights_is_a_part_of_its_own(queue_s, preempted_s, waking_s, parts) -> None:
+    end = Finished(
+        "r", FinishReason.STOP, queue_s=queue_s, preempted_s=preempted_s, waking_s=waking_s
+    )
+    found = EngineTime.of(end)
+    assert (found.queue_s, found.preempted_s, found.waking_s) == parts
+    assert sum(found.within(10.0).values()) == pytest.approx(20.0)

@@ -58,3 +58,28 @@ def test_a_unit_that_is_gone_reports_no_state_and_its_jobs_stay_counted() -> Non
     assert 'muxcluster:lent_columns_total{engine="u1"' in text
     assert 'muxcluster:lent_columns_total{engine="u0"' not in text
     assert 'muxcluster:jobs_total{engine="u0",model_name="chat",phase="prefill"} 1.0' in text
+
+
+def test_where_weights_are_is_told_in_vllm_s_words() -> None:
+    awake = ModelStats("chat", num_wakes=2, num_parks=1, waking_s=1.5, resident_bytes=100)
+    parked = ModelStats("code", weights="parked", expected_wait_s=0.75)
+    waking, parking = ModelStats("rare", weights="waking"), ModelStats("old", weights="parking")
+    units = [UnitStats("u0", 1.0, 10, 10, (awake, parked, waking, parking))]
+    registry = CollectorRegistry()
+    UnitMetrics(registry, lambda: units)
+    states = {
+        (sample.labels["model_name"], sample.labels["sleep_state"]): sample.value
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for sample in family.samples
+        if sample.name == "vllm:engine_sleep_state"
+    }
+    ones = {"chat": "awake", "code": "weights_offloaded", "rare": "weights_offloaded"}
+    ones["old"] = "awake"
+    assert len(states) == 12
+    assert {model: state for (model, state), value in states.items() if value} == ones
+    values = scraped(units)
+    assert values["muxcluster:wakes_total", "chat", "u0"] == 2
+    assert values["muxcluster:parks_total", "chat", "u0"] == 1
+    assert values["muxcluster:waking_seconds_total", "chat", "u0"] == 1.5
+    assert values["muxcluster:resident_bytes", "chat", "u0"] == 100
+    assert values["muxcluster:expected_wait_seconds", "code", "u0"] == 0.75

@@ -102,3 +102,10 @@ def test_whatever_comes_the_wait_is_a_finite_number(
             model = ModelStats("m", prompt_tokens=done, waiting_tokens=waiting)
             load.hear(report(now_s, model, jobs=(prefill(0.1, 10),)), now_s)
         assert 0.0 <= load.wait_s("m", 0.0) < 1e9 and load.token_s("m") > 0.0
+
+
+def test_a_request_to_a_parked_model_waits_for_its_weights_first() -> None:
+    meter = LoadMeter()
+    meter.hear(UnitStats("u", 1.0, 10, 10, (ModelStats("m", expected_wait_s=2.0),)), 5.0)
+    assert meter.wait_s("m", 5.0) == pytest.approx(2.0)
+    assert meter.wait_s("m", 6.5) == pytest.approx(0.5)

@@ -12,6 +12,7 @@ from muxcluster.config.load import Config, ConfiguredModel
 from muxcluster.config.problems import first_problem
 from muxcluster.config.schema import FileSection, ModelSection, NodeSection
 from muxcluster.core.errors import ConfigError
+from muxcluster.core.residency import Residency
 from muxcluster.placement.names import nearest
 from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.placement.shapes.shape import ShapeError
@@ -28,7 +29,8 @@ _KEYS = {
 }
 _WHOLE = ("max_model_len", "max_seqs")
 FORMS = (
-    "add:NAME,rate=2 or remove:NAME or rate:NAME=5 or rate:NAME=x2 or batch:NAME=2e9 or gpus:NODE=4"
+    "add:NAME,rate=2 or remove:NAME or rate:NAME=5 or rate:NAME=x2 or batch:NAME=2e9 or "
+    "gpus:NODE=4 or residency:NAME=on-demand"
 )
 
 
@@ -131,8 +133,7 @@ def _rate(config: Config, text: str) -> Config:
     model = _named(config, name)
     number = _number("rate", value.removeprefix("x"))
     rate = model.section.rate * number if value.startswith("x") else number
-    section = {**model.section.model_dump(), "rate": float(rate)}
-    return _replaced(config, model, ModelSection.model_validate(section))
+    return _with_setting(config, model, "rate", float(rate))
 
 
 def _batch(config: Config, text: str) -> Config:
@@ -145,13 +146,26 @@ def _batch(config: Config, text: str) -> Config:
     old = model.section.batch
     lengths = {} if old is None else old.model_dump(include={"prompt_tokens", "output_tokens"})
     batch = {"tokens_per_day": float(tokens), **lengths} if tokens else None
-    section = {**model.section.model_dump(), "batch": batch}
-    return _replaced(config, model, ModelSection.model_validate(section))
+    return _with_setting(config, model, "batch", batch)
 
 
-def _replaced(config: Config, model: ConfiguredModel, section: ModelSection) -> Config:
-    new = replace(model, section=section)
-    return replace(config, models=tuple(new if each is model else each for each in config.models))
+def _residency(config: Config, text: str) -> Config:
+    """ "chat=on-demand"."""
+    name, equals, value = (part.strip() for part in text.rpartition("="))
+    kinds = [each.value for each in Residency]
+    if not equals:
+        raise _Refused(f"expected residency:NAME=VALUE with one of {', '.join(kinds)}")
+    model = _named(config, name)
+    if value not in kinds:
+        raise _Refused(f"{value!r} is none of {', '.join(kinds)}{nearest(value, kinds)}")
+    return _with_setting(config, model, "residency", value)
+
+
+def _with_setting(config: Config, model: ConfiguredModel, key: str, value: object) -> Config:
+    section = {**model.section.model_dump(), key: value}
+    new = replace(model, section=ModelSection.model_validate(section))
+    models = tuple(new if each is model else each for each in config.models)
+    return replace(config, models=models)
 
 
 def _gpus(config: Config, text: str) -> Config:
@@ -186,4 +200,5 @@ _VERBS: Mapping[str, Callable[[Config, str], Config]] = {
     "rate": _rate,
     "batch": _batch,
     "gpus": _gpus,
+    "residency": _residency,
 }

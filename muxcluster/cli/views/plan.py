@@ -14,6 +14,7 @@ from muxcluster.cli.views.words import (
     rate_text,
     seconds_text,
 )
+from muxcluster.core.residency import Residency
 from muxcluster.placement.estimator import Quantiles
 from muxcluster.placement.plan import PlannedModel, PlannedUnit
 from muxcluster.placement.review.assess import ModelReport, UnitReport
@@ -28,6 +29,8 @@ HEADINGS = (
     "TTFT p50, p95 (to SLO)",
     "TPOT p50, p95 (to SLO)",
 )
+# One more column where not all models of a unit are resident at once.
+_RESIDENCY = "weights: wakes/h x seconds, wait p50, p95"
 _BAD = "bold red"
 _UNKNOWN = "-"
 
@@ -42,15 +45,17 @@ def plan_lines(judged: Judged) -> Iterator[Text]:
     """Describe the plan; only what is short of the demand or the SLO is coloured."""
     rows = {unit.id: _rows(judged, unit) for unit in judged.plan.units}
     every = [row for block in rows.values() for row in block]
+    is_parking = any(unit.resident_bytes for unit in judged.plan.units)
+    headings = [*HEADINGS, _RESIDENCY] if is_parking else [*HEADINGS]
     widths = [
         max(len(heading), *(len(row[column].text) for row in every))
-        for column, heading in enumerate(HEADINGS)
+        for column, heading in enumerate(headings)
     ]
-    yield _line([_Cell(heading) for heading in HEADINGS], widths, "bold")
+    yield _line([_Cell(heading) for heading in headings], widths, "bold")
     for unit in judged.plan.units:
         yield _unit_line(judged, unit)
         for row in rows[unit.id]:
-            yield _line(row, widths)
+            yield _line(row[: len(widths)], widths)
 
 
 def _line(cells: Sequence[_Cell], widths: Sequence[int], style: str = "") -> Text:
@@ -76,7 +81,21 @@ def _unit_line(judged: Judged, unit: PlannedUnit) -> Text:
     line.append(load, style=_BAD if report.load > 1 else "green")
     line.append(f"  {_limit(judged, report)}; weights {gib_text(report.weight_bytes)}")
     line.append(f", KV {gib_text(report.kv_bytes)} of {gib_text(report.memory_bytes)}")
+    line.append(_seats_text(report))
+    if unit.unproven:
+        line.append(f"; unproven: {unit.unproven}", style="yellow")
     return line
+
+
+def _seats_text(report: UnitReport) -> str:
+    """Say how many of the models that may be parked are resident at once, if not all."""
+    if report.num_seats is None:
+        return ""
+    num_movable = sum(model.residency is not Residency.ALWAYS for model in report.models)
+    return (
+        f"; at least {report.num_seats} of {num_movable} models that may be parked are resident at "
+        f"once, weights of all in {gib_text(report.parked_bytes)} of host memory"
+    )
 
 
 def _lane_text(unit: PlannedUnit) -> str:
@@ -115,7 +134,19 @@ def _row(
         _Cell(f"{model.batch:.1f} / {most}"),
         _Cell(f"{quota}, {judged.tokens(unit, model):,}"),
         *_late_cells(expected),
+        _residency_cell(expected),
     ]
+
+
+def _residency_cell(expected: ModelReport | None) -> _Cell:
+    """Say how often a model is woken, how long that takes and what its requests wait for it."""
+    if expected is None or expected.residency is Residency.ALWAYS:
+        return _Cell("stays")
+    waits = expected.waking_s
+    return _Cell(
+        f"{expected.residency}: {expected.wakes_per_h:.3g} x {seconds_text(expected.wake_s)}, "
+        f"{seconds_text(waits.median)}, {seconds_text(waits.high)}"
+    )
 
 
 def _rate_cell(judged: Judged, model: PlannedModel, expected: ModelReport | None) -> _Cell:

@@ -122,4 +122,11 @@ def _model(spec: ModelSpec, stats: ModelStats | None) -> dict[str, Any]:
         "prompt_tokens": now.prompt_tokens,
         "output_tokens": now.output_tokens,
         "preemptions": now.num_preemptions,
+        "residency": spec.residency.value,
+        "weights": now.weights if stats else None,
+        "wakes": now.num_wakes,
+        "parks": now.num_parks,
+        "waking_s": round(now.waking_s, 3),
+        "resident_bytes": now.resident_bytes,
+        "expected_wait_s": round(now.expected_wait_s, 3),
     }

@@ -18,6 +18,12 @@ def is_fusible(model: Foreign) -> bool:
 
 
 @torch.inference_mode()
+def fuse_checked(model: Foreign, num_positions: int, calls: Sequence[LayerCall]) -> FusedDecoder:
+    """As `fuse`, for a model that `fuse` accepted before. calls: of its layers."""
+    return _fused(model, calls, num_positions)
+
+
+@torch.inference_mode()
 def fuse(model: Foreign, num_positions: int) -> FusedDecoder:
     """Return the fused model; `model` loses its weights layer by layer.
 

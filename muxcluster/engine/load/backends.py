@@ -18,18 +18,21 @@ logger = logging.getLogger(__name__)
 BACKENDS = ("auto", "paged", "dense")  # names that `ModelSpec.backend` may have
 
 
-def load(spec: ModelSpec, device: str, group: RankGroup | None = None) -> nn.Module | DenseModel:
+def load(
+    spec: ModelSpec, device: str, group: RankGroup | None = None, *, is_checked: bool = False
+) -> nn.Module | DenseModel:
     """Load the model on its backend; log which and why.
 
-    Raises LoadError as `load_model` and `load_dense`, and if a dense model is to be divided over
-    ranks; ValueError for an unknown backend.
+    is_checked: as of `load_model`; a dense model is run all the same. Raises LoadError as
+    `load_model` and `load_dense`, and if a dense model is to be divided over ranks; ValueError for
+    an unknown backend.
     """
     if spec.backend not in BACKENDS:
         raise ValueError(f"unknown backend {spec.backend!r}: one of {', '.join(BACKENDS)}")
     reason = "its configuration asks for it"
     if spec.backend != "dense":
         try:
-            model = load_model(spec, device, group)
+            model = load_model(spec, device, group, is_checked=is_checked)
         except NotPaged as refusal:
             if spec.backend == "paged":
                 raise

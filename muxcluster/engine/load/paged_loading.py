@@ -32,12 +32,15 @@ from muxcluster.engine.load.weights import check_weight_files
 logger = logging.getLogger(__name__)
 
 
-def load_model(spec: ModelSpec, device: str, group: RankGroup | None = None) -> nn.Module:
+def load_model(
+    spec: ModelSpec, device: str, group: RankGroup | None = None, *, is_checked: bool = False
+) -> nn.Module:
     """Return the model in `spec.path` on `device` in `spec.dtype`, for inference only.
 
     load_format "auto" reads safetensors, single or sharded; "dummy" needs only config.json and
     draws weights from `spec.seed`. group: of the ranks that the model is divided over; all of them
-    must load it, and each reads and holds only its part. Raises LoadError naming the file that is
+    must load it, and each reads and holds only its part. is_checked: the same files were loaded
+    before, so the model is not run. Raises LoadError naming the file that is
     missing, corrupt, lacks a tensor or has one of a wrong shape, or whose model cannot be divided,
     or the directory if its logits are not finite; NotPaged if it cannot be served from a paged
     cache; ValueError for an unknown load_format.
@@ -53,8 +56,9 @@ def load_model(spec: ModelSpec, device: str, group: RankGroup | None = None) -> 
         else:
             model = _on_device(read_weights(config, spec, ATTENTION_NAME), device)
         model.eval().requires_grad_(False)
-        probe(model, spec, directory / "config.json")
-        check_forward(model, spec)
+        if not is_checked:
+            probe(model, spec, directory / "config.json")
+            check_forward(model, spec)
     return model
 
 

@@ -29,10 +29,11 @@ class _Recorder:
 
 
 @torch.inference_mode()
-def probe(model: nn.Module, spec: ModelSpec, config_file: Path) -> None:
-    """Raise NotPaged naming `config_file` unless our attention can serve every layer.
+def probe(model: nn.Module, spec: ModelSpec, config_file: Path) -> tuple[LayerCall, ...]:
+    """Return the calls of all layers; raise NotPaged unless our attention can serve each.
 
-    Every layer must pass ordinary keys and values of the specified shape to it, exactly once.
+    Every layer must pass ordinary keys and values of the specified shape to it, exactly once. The
+    error names `config_file`.
     """
     recorder = _Recorder()
     device = next(model.parameters()).device
@@ -50,6 +51,7 @@ def probe(model: nn.Module, spec: ModelSpec, config_file: Path) -> None:
     reason = _fault(recorder, spec)
     if reason:
         raise NotPaged(config_file, _refusal(reason))
+    return tuple(call for call, _, _ in recorder.calls)
 
 
 def _fault(recorder: _Recorder, spec: ModelSpec) -> str:

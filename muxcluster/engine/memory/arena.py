@@ -12,7 +12,7 @@ from torch import Tensor
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.memory.pinning import pinned_zeros
 
-HOST = "host"
+POOL, HOST = "pool", "host"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +47,8 @@ class Arena:
 
         Raises ValueError where a model's tokens do not fit `spec.block_bytes`.
         """
-        take = take or partial(_allocate, torch.device(spec.device))
-        self.pool = take("pool", (spec.num_blocks, spec.block_bytes), torch.uint8)
+        take = take or partial(allocate, torch.device(spec.device))
+        self.pool = take(POOL, (spec.num_blocks, spec.block_bytes), torch.uint8)
         self.host = take(HOST, (spec.num_host_blocks, spec.block_bytes), torch.uint8)
         self._models = {
             model.name: _model_arena(model, spec.block_bytes, take) for model in spec.models
@@ -72,9 +72,7 @@ def _model_arena(spec: ModelSpec, block_bytes: int, take: Take) -> ModelArena:
     )
 
 
-def _allocate(
-    device: torch.device, name: str, shape: tuple[int, ...], dtype: torch.dtype
-) -> Tensor:
+def allocate(device: torch.device, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return zeros; host memory is such that `device` reaches it fast."""
     if name == HOST and device.type != "cpu":
         return pinned_zeros(shape, dtype)

@@ -11,6 +11,7 @@ import select
 import socket
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -80,9 +81,9 @@ class RankOwner(Owner):
         super().__init__(spec.unit_id, workers.make, control, forks)
         self._workers = workers
 
-    def _fork(self, worker_id: int, descriptor: int) -> None:
-        self._workers.count(worker_id)
-        super()._fork(worker_id, descriptor)
+    def _fork(self, child_id: int, descriptors: Sequence[int]) -> int:
+        self._workers.count(child_id)
+        return super()._fork(child_id, descriptors)
 
 
 def main(control_fd: int, fork_fd: int, rank: int, folder: Path) -> int:

@@ -13,6 +13,7 @@ from muxcluster.engine.executor import OwnerLost
 from muxcluster.engine.processes.job_limits import JobLimits
 from muxcluster.engine.processes.liveness import Patience
 from muxcluster.engine.processes.losses import LossLedger
+from muxcluster.engine.processes.rung_workers import WorkerCare
 from muxcluster.engine.processes.wake_pipe import WakePipe
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class ChildExecutor(ABC):
         self._next_beat_s = time.monotonic()
         self._is_doubtful = False
         self._selector = selectors.DefaultSelector()
+        self._care = WorkerCare(self._selector, self._patience, self._limits, self._losses)
         self._wakes = WakePipe()
         self._selector.register(self._wakes, selectors.EVENT_READ)
         self._is_killed = False

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.executor import JobDone, Outcome, OwnerLost, StillRunning
-from muxcluster.engine.processes.admissions import AdmissionLedger
+from muxcluster.engine.executor import Outcome, OwnerLost, StillRunning
 from muxcluster.engine.processes.child_executor import ChildExecutor
 from muxcluster.engine.processes.launcher import ForkLauncher, ProcessLauncher
 from muxcluster.engine.processes.liveness import Patience
 from muxcluster.engine.processes.owner_link import OwnerLink
-from muxcluster.engine.processes.worker_link import GONE, WorkerLink
+from muxcluster.engine.processes.rung_workers import RungWorkers
+from muxcluster.engine.processes.worker_link import GONE
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +43,7 @@ class ProcessExecutor(ChildExecutor):
         self._launcher = launcher or ForkLauncher()
         self._plan = self._launcher.plan(spec)
         self._owner: OwnerLink | None = None
-        self._workers: dict[int, WorkerLink] = {}
-        self._ledger = self._new_ledger()
+        self._workers: RungWorkers | None = None
         self._prepare_s = math.inf
 
     @property
@@ -54,20 +53,22 @@ class ProcessExecutor(ChildExecutor):
         return self._owner.pid
 
     def launch(self, job: Job) -> None:
-        rung_id = self._plan.rung_of(job)
-        self._workers[rung_id].launch(self._ledger.complete(job, rung_id), time.monotonic())
+        assert self._workers is not None, "not started"
+        self._workers.launch(job)
 
     def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
         ready = self._speaking(timeout_s)
-        if any(isinstance(link, OwnerLink) for link in ready):
+        if self._owner in ready:
             return [self._lose_owner("died")]
         outcomes: list[Outcome] = []
         try:
-            for worker in ready:
-                outcomes.extend(self._hear(worker))
+            for seat in ready:
+                outcomes.extend(seat.hear())
             if self._is_beat_due():
                 outcomes.extend(self._beat())
                 self._prepare_in_time(time.monotonic())
+            elif ready:  # some may have started, or are new
+                self._is_doubtful = self._has_doubts()
         except TimeoutError:
             return [self._lose_owner("hung")]
         except GONE:  # no new worker for a dead one: the owner is dead too
@@ -79,11 +80,10 @@ class ProcessExecutor(ChildExecutor):
         self._owner = self._launcher.owner(self._patience)
         self.backends = self._owner.load(self._spec)
         loaded_s = time.monotonic()
-        self._ledger = self._new_ledger()
         self._selector.register(self._owner.control, selectors.EVENT_READ, self._owner)
+        self._workers = RungWorkers(self._spec, self._plan, self._owner, self._care)
         try:
-            for rung in self._plan.rungs:
-                self._fork(rung.rung_id)
+            self._workers.start()
         except (*GONE, TimeoutError) as error:
             message = f"the memory owner of {self._spec.unit_id} was lost before it made a worker"
             raise EngineFailure(message) from error
@@ -105,7 +105,7 @@ class ProcessExecutor(ChildExecutor):
 
     def _prepare_in_time(self, now: float) -> None:
         """Prepare when nothing runs, or in any case after a while."""
-        is_busy = any(worker.is_busy for worker in self._workers.values())
+        is_busy = self._workers is not None and self._workers.is_busy
         if now > self._prepare_s + (MOST_PREPARING_S if is_busy else 0.0):
             self._prepare_s = now + SETTLED_S
             self.prepare()
@@ -119,78 +119,32 @@ class ProcessExecutor(ChildExecutor):
         if owner is not None:
             owner.kill()
 
-    def _fork(self, rung_id: int) -> None:
-        assert self._owner is not None, "a worker without an owner"
-        frames, pid = self._owner.fork(rung_id)
-        start_by_s = time.monotonic() + self._patience.start_s
-        worker = WorkerLink(rung_id, frames, pid, self._limits, start_by_s)
-        self._ledger.forget_worker(rung_id)
-        self._workers[rung_id] = worker
-        self._selector.register(worker.frames, selectors.EVENT_READ, worker)
-
-    def _hear(self, worker: WorkerLink) -> Sequence[Outcome]:
-        outcomes = worker.hear(time.monotonic())
-        if outcomes is None:
-            return self._replace(worker, "its worker process died")
-        if not outcomes:  # it has started
-            self._is_doubtful = self._has_doubts()
-        if any(isinstance(outcome, JobDone) for outcome in outcomes):
-            self._losses.job_finished()
-        return outcomes
-
     def _has_doubts(self) -> bool:
-        assert self._owner is not None, "not started"
-        workers = self._workers.values()
-        pulses = [self._owner.pulse, *(worker.pulse for worker in workers)]
-        is_starting = not all(worker.is_serving for worker in workers)
-        return is_starting or any(pulse.is_doubtful for pulse in pulses)
+        assert self._owner is not None and self._workers is not None, "not started"
+        return self._owner.pulse.is_doubtful or self._workers.has_doubts
 
     def _beat(self) -> Sequence[Outcome]:
         """Take every pulse, replace workers that hang. Raises TimeoutError if the owner hangs."""
-        assert self._owner is not None, "not started"
+        assert self._owner is not None and self._workers is not None, "not started"
         self._owner.pulse.beat(is_busy=False)
         if self._owner.pulse.is_silent:
             raise TimeoutError
-        outcomes: list[Outcome] = []
-        for worker in list(self._workers.values()):
-            cause = worker.check(time.monotonic())
-            if cause is not None:
-                outcomes.extend(self._replace(worker, cause))
+        outcomes = list(self._workers.beat())
         self._is_doubtful = self._has_doubts()
-        busy = [worker for worker in self._workers.values() if worker.is_busy]
-        if busy and not any(worker.pulse.has_missed for worker in busy):
+        if self._workers.is_working:
             outcomes.append(StillRunning())
         return outcomes
-
-    def _replace(self, worker: WorkerLink, cause: str) -> Sequence[Outcome]:
-        """Replace a lost worker, which the owner kills if it still lives.
-
-        The unit is recovering until the new one has started.
-        """
-        logger.warning("worker %d of %s: %s", worker.worker_id, self._spec.unit_id, cause)
-        self._is_doubtful = True
-        self._drop(worker)
-        self._losses.worker_lost(worker.worker_id, worker.num_rows, time.monotonic())
-        self._fork(worker.worker_id)
-        return worker.lose(cause)
 
     def _lose_owner(self, how: str) -> OwnerLost:
         return self._lose_all(f"the memory owner of {self._spec.unit_id} {how}")
 
     def _drop_processes(self) -> None:
-        for worker in list(self._workers.values()):
-            self._drop(worker)
+        if self._workers is not None:
+            self._workers.drop()
+            self._workers = None
         if self._owner is not None:
             if self._owner.control in self._selector.get_map():
                 self._selector.unregister(self._owner.control)
             self._owner.stop()
             self._owner = None
         self._launcher.release()
-
-    def _new_ledger(self) -> AdmissionLedger:
-        return AdmissionLedger.of(self._spec, [rung.rung_id for rung in self._plan.rungs])
-
-    def _drop(self, worker: WorkerLink) -> None:
-        del self._workers[worker.worker_id]
-        self._selector.unregister(worker.frames)
-        worker.frames.close()

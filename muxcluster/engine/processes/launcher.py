@@ -42,7 +42,9 @@ class ForkLauncher:
 
     # The imports take most of an owner's start: 5 of 7 processor seconds (bench/owner_loss.py).
 
-    def __init__(self) -> None:
+    def __init__(self, module: str | None = None) -> None:
+        """module: the owner's program, as of `OwnerLink`."""
+        self._module = module
         self._spare: OwnerLink | None = None
 
     def plan(self, spec: UnitSpec) -> RungPlan:
@@ -52,12 +54,12 @@ class ForkLauncher:
         spare, self._spare = self._spare, None
         if spare is not None and spare.is_alive:
             return spare
-        return OwnerLink(patience, environment={**os.environ, **ONE_THREAD})
+        return self._new(patience)
 
     def prepare(self, patience: Patience) -> None:
         if self._spare is None or not self._spare.is_alive:
             self.close()
-            self._spare = OwnerLink(patience, environment={**os.environ, **ONE_THREAD})
+            self._spare = self._new(patience)
 
     def release(self) -> None:
         """Do nothing: the spare is for the next owner."""
@@ -67,3 +69,7 @@ class ForkLauncher:
         if spare is not None:
             spare.kill()  # it holds nothing, and may be deep in its imports
             spare.stop()
+
+    def _new(self, patience: Patience) -> OwnerLink:
+        environment = {**os.environ, **ONE_THREAD}
+        return OwnerLink(patience, module=self._module, environment=environment)

@@ -36,12 +36,62 @@ ONE_THREAD = {
 }
 
 
+class ForkStream:
+    """Requests to an owner: a child's id with its sockets attached, answered by its process id.
+
+    Both are 4 bytes, little-endian. A request without sockets ends the child. A call raises OSError
+    if the owner is dead, and TimeoutError, which is one, if it does not answer.
+    """
+
+    def __init__(self, stream: socket.socket, patience: Patience) -> None:
+        """stream: owned by this object from now on."""
+        self._stream = stream
+        self._patience = patience
+
+    def worker(self, worker_id: int) -> tuple[FrameSocket, int]:
+        """Request a (new) worker process; return the stream to it and its process id.
+
+        An earlier one of that id is killed first.
+        """
+        ours, theirs = socket.socketpair()
+        # A worker that is stopped in mid-frame must not stop the unit too.
+        ours.settimeout(self._patience.silence_s)
+        with theirs:
+            try:
+                return FrameSocket(ours), self.child(worker_id, [theirs])
+            except OSError:
+                ours.close()
+                raise
+
+    def child(self, child_id: int, streams: Sequence[socket.socket]) -> int:
+        """Request a process that gets `streams`, not closed here; return its id."""
+        return self._ask(child_id, [stream.fileno() for stream in streams])
+
+    def end(self, child_id: int) -> None:
+        """Have a child killed, if it lives, and return when it is gone."""
+        self._ask(child_id, [])
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _ask(self, child_id: int, descriptors: list[int]) -> int:
+        self._stream.settimeout(self._patience.fork_s)
+        request = child_id.to_bytes(4, "little")
+        if descriptors:
+            socket.send_fds(self._stream, [request], descriptors)
+        else:
+            self._stream.sendall(request)
+        answer = self._stream.recv(4, socket.MSG_WAITALL)
+        if len(answer) < 4:
+            raise ConnectionResetError("the owner died")
+        return int.from_bytes(answer, "little")
+
+
 class OwnerLink(ChildProcess):
     """One owner process; the workers are in its process group.
 
     control: a stream whose EOF means the other side is gone; it carries Start, then Ready or
-    LoadFailed. forks: a stream of worker ids, each with the worker's socket attached, answered by
-    the new worker's process id (both 4 bytes, little-endian).
+    LoadFailed. forks: requests for workers.
     """
 
     def __init__(
@@ -60,7 +110,8 @@ class OwnerLink(ChildProcess):
         self._patience = patience
         self._name = name
         unit_control, owner_control = socket.socketpair()
-        self._forks, owner_forks = socket.socketpair()
+        unit_forks, owner_forks = socket.socketpair()
+        self.forks = ForkStream(unit_forks, patience)
         super().__init__(
             module or OWNER_MODULE, (owner_control, owner_forks), arguments, environment
         )
@@ -111,28 +162,8 @@ class OwnerLink(ChildProcess):
                 raise EngineFailure(f"the memory owner of {spec.unit_id} hung while loading")
 
     def fork(self, worker_id: int) -> tuple[FrameSocket, int]:
-        """Request a (new) worker process; return the stream to it and its process id.
-
-        An earlier one of that id is killed first. Raises OSError if the owner is dead, and
-        TimeoutError, which is one, if it does not answer.
-        """
-        ours, theirs = socket.socketpair()
-        # A worker that is stopped in mid-frame must not stop the unit too.
-        ours.settimeout(self._patience.silence_s)
-        with theirs:
-            try:
-                return FrameSocket(ours), self._ask_for_worker(worker_id, theirs)
-            except OSError:
-                ours.close()
-                raise
-
-    def _ask_for_worker(self, worker_id: int, stream: socket.socket) -> int:
-        self._forks.settimeout(self._patience.fork_s)
-        socket.send_fds(self._forks, [worker_id.to_bytes(4, "little")], [stream.fileno()])
-        answer = self._forks.recv(4, socket.MSG_WAITALL)
-        if len(answer) < 4:
-            raise ConnectionResetError("the memory owner died")
-        return int.from_bytes(answer, "little")
+        """As `ForkStream.worker`."""
+        return self.forks.worker(worker_id)
 
     def stop(self) -> None:
         """Let the owner end its workers and itself; kill the group if that takes long."""
@@ -142,4 +173,4 @@ class OwnerLink(ChildProcess):
     def close(self) -> None:
         """Let the owner end its workers and itself; `reap` must follow."""
         self.control.close()
-        self._forks.close()
+        self.forks.close()

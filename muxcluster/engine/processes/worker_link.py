@@ -153,6 +153,14 @@ class WorkerLink:
             return "its worker process did not come to an end"
         return None
 
+    def await_end(self) -> None:
+        """Read its stream to the end: a killed process closes it when its memory is gone."""
+        try:
+            while self.frames.recv() is not None:
+                pass
+        except OSError:
+            return  # it is gone, or cannot even be killed
+
     def lose(self, cause: str) -> Sequence[JobFailed]:
         """Return its jobs, if any, as failed: the worker is gone."""
         return tuple(

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,9 +12,10 @@ from muxcluster.core.backends import ModelBackend, as_loaded
 from muxcluster.core.job import Job, JobResult, Phase
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu, packed_decoder
-from muxcluster.engine.decoders.torch_fusing import fuse, is_fusible
+from muxcluster.engine.decoders.torch_fusing import fuse, fuse_checked, is_fusible
 from muxcluster.engine.dense.model import DenseModel
 from muxcluster.engine.dense.slab import Slab, slab_for
+from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.forward.paged_forward import Forward, TokenForward
 from muxcluster.engine.forward.prefix_rows import Reordered, side_by_side
 from muxcluster.engine.load.backends import load
@@ -41,6 +42,18 @@ class UnitMemory:
     forwards: Mapping[str, TokenForward | Slab]  # by model name
     arena: Arena
 
+    @property
+    def backends(self) -> tuple[ModelBackend, ...]:
+        """How the models run, in order."""
+        return _backends(self.forwards)
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What an earlier load of a model on the CPU has shown."""
+
+    fused_calls: Sequence[LayerCall] | None  # of its layers, if it runs fused
+
 
 class UnitRunner:
     """Loads the unit's models and runs its jobs, one at a time.
@@ -57,6 +70,8 @@ class UnitRunner:
         group: RankGroup | None = None,
     ) -> None:
         """Load the models and allocate, or use `memory`, loaded here or in another process.
+
+        Jobs of models that `memory` lacks cannot run here; jobs may copy slots of theirs.
 
         capture: how decode steps are recorded; None: chosen for the device. group: of the ranks
         that the models are divided over, which run the same jobs in one order. Raises LoadError
@@ -78,12 +93,13 @@ class UnitRunner:
                 model, models[model.name], self.arena.pool, self.arena.model(model.name), capture
             )
             for model in spec.models
+            if model.name in models
         }
 
     @property
     def backends(self) -> tuple[ModelBackend, ...]:
         """How the models run, in order."""
-        return _backends(self.memory.forwards)
+        return self.memory.backends
 
     def execute(self, job: Job) -> JobResult:
         return self.launch(job).result()
@@ -170,25 +186,10 @@ class UnitRunner:
 
     def _all_loaded(self) -> UnitMemory:
         """Load all models, then allocate the pool without the blocks that models borrow from it."""
-        forwards = {model.name: self._load(model) for model in self._spec.models}
+        forwards = {
+            model.name: load_forward(model, self._spec, self._group) for model in self._spec.models
+        }
         return UnitMemory(forwards, Arena(as_loaded(self._spec, _backends(forwards))))
-
-    def _load(self, spec: ModelSpec) -> TokenForward | Slab:
-        model = load(spec, self._spec.device, self._group)
-        if isinstance(model, DenseModel):
-            return slab_for(model, spec, self._spec)
-        fuses = self._spec.fuses_layers
-        if not self._is_cpu:
-            return forward_on_gpu(model, spec, fuses=fuses)
-        if fuses and is_fusible(model):
-            make = fuse if self._group is None else packed_decoder
-            try:
-                return make(model, spec.max_model_len)
-            except NotTheSame as error:
-                logger.warning("%s runs unfused: %s", spec.name, error)
-                model = load_model(spec, self._spec.device, self._group)
-        pack_linears(model)
-        return Forward(model)
 
     def _use_device(self) -> None:
         # Triton launches on that one, wherever the tensors are, and a new thread begins with the
@@ -204,6 +205,35 @@ class UnitRunner:
 
     def _threads(self, share: float) -> int:
         return max(1, round(share * self._spec.num_threads))
+
+
+def load_forward(
+    spec: ModelSpec,
+    unit: UnitSpec,
+    group: RankGroup | None = None,
+    earlier: Earlier | None = None,
+) -> TokenForward | Slab:
+    """Load one model of `unit` and prepare it for its device. Raises LoadError as `load`.
+
+    earlier: what loading the same files has shown; it is not checked again.
+    """
+    is_checked = earlier is not None
+    model = load(spec, unit.device, group, is_checked=is_checked)
+    if isinstance(model, DenseModel):
+        return slab_for(model, spec, unit)
+    if torch.device(unit.device).type != "cpu":
+        return forward_on_gpu(model, spec, fuses=unit.fuses_layers)
+    if earlier is not None and earlier.fused_calls is not None:
+        return fuse_checked(model, spec.max_model_len, earlier.fused_calls)
+    if unit.fuses_layers and not is_checked and is_fusible(model):
+        make = fuse if group is None else packed_decoder
+        try:
+            return make(model, spec.max_model_len)
+        except NotTheSame as error:
+            logger.warning("%s runs unfused: %s", spec.name, error)
+            model = load_model(spec, unit.device, group)
+    pack_linears(model)
+    return Forward(model)
 
 
 def _backends(forwards: Mapping[str, TokenForward | Slab]) -> tuple[ModelBackend, ...]:

@@ -14,8 +14,8 @@ def make_executor(spec: UnitSpec) -> Executor:
     """Return the executor of the unit's partition; it is not started yet.
 
     "auto" is settled here at the latest (partition_choice.py); a caller that also makes the unit's
-    scheduler settles it before. Raises ConfigError for an unknown partition, or one that the device
-    cannot have.
+    scheduler settles it before. Raises ConfigError for an unknown partition, one that the device
+    cannot have, or one in which models cannot take turns in memory though they must.
     """
     spec = settle_partition(spec)
     known = _ON_CPU if spec.device == "cpu" else _ON_GPU
@@ -24,6 +24,8 @@ def make_executor(spec: UnitSpec) -> Executor:
         raise ConfigError(spec.unit_id, "partition", message + " or ".join(sorted(known)))
     if spec.tp > 1:
         _check_ranks(spec)
+    if spec.resident_bytes:
+        _check_moves(spec)
     try:
         return _executor(spec)
     except ImportError as missing:
@@ -47,6 +49,10 @@ def _executor(spec: UnitSpec) -> Executor:
         from muxcluster.engine.parallel.executor import RanksExecutor
 
         return RanksExecutor(spec)
+    if spec.resident_bytes:
+        from muxcluster.engine.residency.executor import ResidencyExecutor
+
+        return ResidencyExecutor(spec)
     if spec.partition == "threads":
         from muxcluster.engine.processes.executor import ProcessExecutor
 
@@ -78,3 +84,15 @@ def _check_ranks(spec: UnitSpec) -> None:
     if len(set(spec.rank_devices)) != spec.tp and spec.device != "cpu":
         message = f"{spec.tp} ranks need as many GPUs: {', '.join(spec.rank_devices) or 'none'}"
         raise ConfigError(spec.unit_id, "rank_devices", message)
+
+
+def _check_moves(spec: UnitSpec) -> None:
+    """Raise ConfigError unless models can take turns in memory here."""
+    if spec.partition == "threads" and spec.tp == 1:
+        return
+    what = f"over {spec.tp} ranks" if spec.tp > 1 else f"in partition {spec.partition!r}"
+    message = (
+        f"models cannot take turns in memory {what}, only in 'threads' on one rank: give every "
+        "model residency 'always', in a unit with room for all"
+    )
+    raise ConfigError(spec.unit_id, "resident_bytes", message)

@@ -9,12 +9,24 @@ from dataclasses import replace
 
 from muxcluster.core.backends import ModelBackend, as_loaded
 from muxcluster.core.batch_part import BatchPart, PartMessage
-from muxcluster.core.errors import InvalidValue, NotReady
+from muxcluster.core.errors import ConfigError, InvalidValue, NotReady
 from muxcluster.core.events import Finished, FinishReason, StepOutput, TokenDelta
 from muxcluster.core.request import Request
+from muxcluster.core.residency import Move
 from muxcluster.core.served import SharingStats, UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.executor import Executor, JobDone, Outcome, OwnerLost, StillRunning
+from muxcluster.engine.executor import (
+    Executor,
+    JobDone,
+    JobFailed,
+    ModelLost,
+    Moved,
+    MoveFailed,
+    MovesModels,
+    Outcome,
+    OwnerLost,
+    StillRunning,
+)
 from muxcluster.engine.unit.clock import Clock, MonotonicClock
 from muxcluster.engine.unit.deltas import BatchDeltas, deltas_of
 from muxcluster.engine.unit.executor_choice import make_executor
@@ -24,6 +36,7 @@ from muxcluster.engine.unit.warm_up import warm_up
 from muxcluster.offline.process.planning import PlanningProcess
 from muxcluster.offline.unit_feeder import FedPart, PartRenewal, UnitFeeder
 from muxcluster.scheduling.packing import PACKINGS
+from muxcluster.scheduling.residency.moves import resident_at_start
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.scheduling.steptime.seed import MeasuredSeed
 
@@ -56,8 +69,9 @@ class Unit:
     ) -> None:
         """executor: where jobs run, by default what `spec.partition` names. Starts nothing yet.
 
-        Raises ConfigError if the partition is unknown or unfit for the device, ValueError for an
-        unknown policy, or a pool or workers that cannot do what it needs.
+        Raises ConfigError if the partition is unknown, unfit for the device, or cannot let models
+        take turns in memory; ValueError for an unknown policy, or a pool or workers that cannot do
+        what it needs.
         """
         self._spec = spec
         self._on_output = on_output
@@ -71,6 +85,8 @@ class Unit:
         self._planner = ThreadPoolExecutor(1, f"planner {spec.unit_id}")
         self._plans = PlanningProcess()
         self._jobs = JobLog()
+        self._mover = _mover(spec, self._executor)
+        self._moves: dict[int, Move] = {}
         self._lock = threading.Lock()
         self._inbox = Inbox()
         self._open: set[str] = set()
@@ -92,7 +108,8 @@ class Unit:
             self._executor.start()
             self._take(self._executor.backends)
             if PACKINGS[self._spec.scheduler.packing].predicts:
-                warm_up(self._spec, self._executor, self._clock, self._measured)
+                at_start = _of_residents(self._spec)
+                warm_up(at_start, self._executor, self._clock, self._measured)
         except BaseException:
             self._executor.close()
             raise
@@ -240,6 +257,7 @@ class Unit:
             for output in self._inbox.hand_to(self._scheduler, self._feeder, now):
                 self._collect(output)
             self._start_lines(now)
+            self._start_moves(now)
             for job in self._scheduler.next_jobs(now):
                 self._jobs.start(job, now)
                 self._executor.launch(job)
@@ -247,6 +265,14 @@ class Unit:
         self._deliver()
         for outcome in self._executor.wait(timeout_s):
             self._settle(outcome)
+
+    def _start_moves(self, now: float) -> None:
+        """Start to wake or park models; the caller holds the lock."""
+        if self._mover is None:
+            return
+        for move in self._scheduler.next_moves(now):
+            self._moves[move.move_id] = move
+            self._mover.move(move)
 
     def _start_lines(self, now: float) -> None:
         """Start the batch lines that find room."""
@@ -298,16 +324,26 @@ class Unit:
             now = self._progress_s = self._clock.now()
             if isinstance(outcome, StillRunning):
                 return
-            if isinstance(outcome, JobDone):
-                job = self._jobs.finish(outcome.result, now)
-                self._collect(self._scheduler.complete(job, outcome.result, now))
-            else:
-                job = self._jobs.fail(outcome.job_id)
-                logger.warning("job %d of %s failed: %s", job.job_id, job.model, outcome.message)
-                failed = self._scheduler.fail(
-                    job, now, outcome.message, has_started=outcome.has_started
-                )
-                self._collect(failed)
+            self._collect(self._output_of(outcome, now))
+
+    def _output_of(
+        self, outcome: JobDone | JobFailed | Moved | MoveFailed | ModelLost, now: float
+    ) -> StepOutput:
+        """Tell the scheduler what became of a job, a move or a model."""
+        if isinstance(outcome, JobDone):
+            job = self._jobs.finish(outcome.result, now)
+            return self._scheduler.complete(job, outcome.result, now)
+        if isinstance(outcome, JobFailed):
+            job = self._jobs.fail(outcome.job_id)
+            logger.warning("job %d of %s failed: %s", job.job_id, job.model, outcome.message)
+            started = outcome.has_started
+            return self._scheduler.fail(job, now, outcome.message, has_started=started)
+        if isinstance(outcome, ModelLost):
+            return self._scheduler.lose_model(outcome.model, now, outcome.message)
+        move = self._moves.pop(outcome.move_id)
+        if isinstance(outcome, Moved):
+            return self._scheduler.moved(move, outcome.seconds, now)
+        return self._scheduler.move_failed(move, now, outcome.message, is_final=outcome.is_final)
 
     def _reload(self, loss: OwnerLost) -> None:
         """Load again after all memory is lost; requests wait until a new owner has loaded."""
@@ -315,6 +351,7 @@ class Unit:
         self._is_reloading = True
         with self._lock:
             self._jobs.forget_running()
+            self._moves.clear()
             self._collect(self._scheduler.reset(self._clock.now(), loss.message))
         self._deliver()
         self._executor.restart()
@@ -354,3 +391,23 @@ class Unit:
             self._planner.shutdown(wait=False, cancel_futures=True)
             self._plans.close()
             self._executor.close()
+
+
+def _of_residents(spec: UnitSpec) -> UnitSpec:
+    """Return the unit with the models that are resident when it starts, and no others."""
+    names = resident_at_start(spec)
+    models = tuple(model for model in spec.models if model.name in names)
+    return replace(spec, models=models, resident_bytes=0)
+
+
+def _mover(spec: UnitSpec, executor: Executor) -> MovesModels | None:
+    """Return who moves the models' weights; None if all of them always stay.
+
+    Raises ConfigError if they must be moved, and the executor cannot.
+    """
+    if not spec.resident_bytes:
+        return None
+    if isinstance(executor, MovesModels):
+        return executor
+    message = f"{type(executor).__name__} keeps all models resident: set it to 0"
+    raise ConfigError(spec.unit_id, "resident_bytes", message)

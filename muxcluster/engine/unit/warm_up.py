@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
-from muxcluster.engine.executor import Executor, OwnerLost
+from muxcluster.engine.executor import Executor, JobFailed
 from muxcluster.engine.unit.clock import Clock
 from muxcluster.engine.unit.warm_up_scheduler import LostInWarmUp, WarmUpScheduler
 from muxcluster.scheduling.steptime.seed import MeasuredSeed
@@ -32,10 +32,13 @@ _WARM_UP = (1, 16)
 def warm_up(spec: UnitSpec, executor: Executor, clock: Clock, seed: MeasuredSeed) -> None:
     """Run jobs of every model on every worker and rung of a started `executor`; `seed` learns.
 
-    The jobs come from schedulers of their own, so the unit's scheduler is not involved; what they
-    leave in the pool and in the workers' rows is overwritten as after any ended request. After
-    some losses it logs a warning and returns. Raises as `Executor.wait` and `restart`.
+    spec: with the models that are resident; there may be none. The jobs come from schedulers of
+    their own, so the unit's scheduler is not involved; what they leave in the pool and in the
+    workers' rows is overwritten as after any ended request. After some losses it logs a warning and
+    returns. Raises as `Executor.wait` and `restart`.
     """
+    if not spec.models:
+        return
     try:
         for workers in _worker_sets(spec.workers):
             _run_first_jobs(spec, workers, executor, clock)
@@ -48,7 +51,7 @@ def warm_up(spec: UnitSpec, executor: Executor, clock: Clock, seed: MeasuredSeed
                 _learn(scheduler, model, _MOST_S / len(rungs))
     except LostInWarmUp as loss:
         logger.warning("%s starts with fewer step times known: %s", spec.unit_id, loss)
-        if isinstance(loss.outcome, OwnerLost):
+        if not isinstance(loss.outcome, JobFailed):
             executor.restart()
 
 

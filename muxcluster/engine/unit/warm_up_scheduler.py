@@ -9,7 +9,7 @@ from muxcluster.core.job import Job, Phase
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
-from muxcluster.engine.executor import Executor, JobDone, JobFailed, Outcome, OwnerLost
+from muxcluster.engine.executor import Executor, JobDone, JobFailed, ModelLost, Outcome, OwnerLost
 from muxcluster.engine.unit.clock import Clock
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.scheduling.steptime.seed import MeasuredSeed
@@ -21,9 +21,9 @@ _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=_NUM_OUTPU
 
 
 class LostInWarmUp(Exception):
-    """The warm-up lost its worker too often, or its owner; `outcome` is that of the last job."""
+    """The warm-up lost its worker too often, or an owner; `outcome` is that of the last job."""
 
-    def __init__(self, outcome: JobFailed | OwnerLost) -> None:
+    def __init__(self, outcome: JobFailed | ModelLost | OwnerLost) -> None:
         super().__init__(outcome.message)
         self.outcome = outcome
 
@@ -90,7 +90,7 @@ class WarmUpScheduler:
     def _wait(self) -> Outcome:
         while True:
             for outcome in self._executor.wait(_PATIENCE_S):
-                if isinstance(outcome, OwnerLost):
+                if isinstance(outcome, ModelLost | OwnerLost):
                     raise LostInWarmUp(outcome)
                 if isinstance(outcome, JobDone | JobFailed):
                     return outcome

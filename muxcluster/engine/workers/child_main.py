@@ -58,20 +58,30 @@ def serve_unit(
     assert isinstance(message, Start), f"{name} was sent {type(message).__name__}"
     name_process(name)
     started_s = time.monotonic()
+    loaded = attempted(f"{name} of {message.spec.unit_id}", lambda: load(message.spec), explain)
+    if isinstance(loaded, LoadFailed):
+        control.send(encode(loaded))
+        return 1
+    paged = tuple(ModelBackend(model.name) for model in message.spec.models)
+    found = paged if backends is None else backends(loaded)
+    control.send(encode(Ready(found, time.monotonic() - started_s)))
+    serve(message.spec, loaded, control)
+    return 0
+
+
+def attempted(
+    who: str, load: Callable[[], T], explain: Callable[[str], str] = str
+) -> T | LoadFailed:
+    """Return what `load` returns, or what the unit is told of an error that it raises.
+
+    who: this process, for the log. explain: of an unforeseen error.
+    """
     try:
-        loaded = load(message.spec)
+        return load()
     except LoadError as error:
-        refusal = LoadFailed(str(error.path), error.reason)
+        return LoadFailed(str(error.path), error.reason)
     except EngineFailure as error:
-        refusal = LoadFailed("", str(error))
+        return LoadFailed("", str(error))
     except Exception as error:
-        logger.exception("%s of %s cannot start", name, message.spec.unit_id)
-        refusal = LoadFailed("", explain(f"{type(error).__name__}: {error}"))
-    else:
-        paged = tuple(ModelBackend(model.name) for model in message.spec.models)
-        found = paged if backends is None else backends(loaded)
-        control.send(encode(Ready(found, time.monotonic() - started_s)))
-        serve(message.spec, loaded, control)
-        return 0
-    control.send(encode(refusal))
-    return 1
+        logger.exception("%s cannot start", who)
+        return LoadFailed("", explain(f"{type(error).__name__}: {error}"))

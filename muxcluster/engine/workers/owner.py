@@ -11,8 +11,9 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -24,17 +25,28 @@ from muxcluster.engine.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-# A fork request is a little-endian worker id with the worker's socket attached; the answer is the
-# worker's process id in as many bytes.
+# A fork request is a little-endian id with the child's sockets attached; the answer is the child's
+# process id in as many bytes. A request without sockets ends the child of that id.
 WORKER_ID_BYTES = 4
+MOST_STREAMS = 2  # sockets of a child
+
+
+class Servant(Protocol):
+    """What a forked child does."""
+
+    def serve(self) -> None:
+        """Return when the child may end."""
+        ...
 
 
 # Of a worker id, the unit's stream and the pipe that ends with the owner: the worker, in its fork.
-MakeWorker = Callable[[int, FrameSocket, int], Worker]
+MakeWorker = Callable[[int, FrameSocket, int], Servant]
 
 
 class Owner:
     """Holds the memory, and forks a worker whenever the unit asks for one."""
+
+    _KIND = "worker"  # of its children, for their names
 
     def __init__(
         self, unit_id: str, make_worker: MakeWorker, control: FrameSocket, forks: socket.socket
@@ -52,51 +64,67 @@ class Owner:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(self._forks, selectors.EVENT_READ)
             while True:
-                ready = {key.fd for key, _ in selector.select()}
+                ready = self._ready(selector)
                 if self._control.fileno() in ready:
                     break
-                request, descriptors, _, _ = socket.recv_fds(self._forks, WORKER_ID_BYTES, 1)
+                request, descriptors, _, _ = socket.recv_fds(
+                    self._forks, WORKER_ID_BYTES, MOST_STREAMS
+                )
                 if not request:
                     break
-                self._fork(int.from_bytes(request, "little"), descriptors[0])
-        for worker_id in list(self._children):
-            self._end(worker_id)
+                child_id = int.from_bytes(request, "little")
+                self._end(child_id)
+                pid = self._fork(child_id, descriptors) if descriptors else 0
+                self._forks.sendall(pid.to_bytes(WORKER_ID_BYTES, "little"))
+        for child_id in list(self._children):
+            self._end(child_id)
 
-    def _fork(self, worker_id: int, descriptor: int) -> None:
-        if worker_id in self._children:
-            self._end(worker_id)
+    def _ready(self, selector: selectors.BaseSelector) -> set[int]:
+        """Block until there is a request, or the unit is gone; return which streams are ready."""
+        return {key.fd for key, _ in selector.select()}
+
+    def _fork(self, child_id: int, descriptors: Sequence[int]) -> int:
+        """Fork the child and return its process id. descriptors: of its sockets, closed here."""
         _flush()
         pid = os.fork()
         if pid == 0:
-            self._become_worker(worker_id, descriptor)
-        os.close(descriptor)
-        self._children[worker_id] = pid
-        self._forks.sendall(pid.to_bytes(WORKER_ID_BYTES, "little"))
+            self._become_child(child_id, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._children[child_id] = pid
+        return pid
 
-    def _become_worker(self, worker_id: int, descriptor: int) -> None:
-        """Run the worker; never returns, because the owner's clean-up must not run in the child."""
+    def _become_child(self, child_id: int, descriptors: Sequence[int]) -> None:
+        """Run the child; never returns, because the owner's clean-up must not run in it."""
         status = 1
         try:
-            name_process(f"mux-worker-{worker_id}")
+            name_process(f"mux-{self._KIND}-{child_id}")
             self._control.close()
             self._forks.close()
             os.close(self._alive_write)
-            frames = FrameSocket(socket.socket(fileno=descriptor))
-            self._make_worker(worker_id, frames, self._alive_read).serve()
+            streams = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+            self._servant(child_id, streams, self._alive_read).serve()
             status = 0
         except (BrokenPipeError, ConnectionResetError):
             status = 0  # the unit went first
         except BaseException:
-            logger.exception("worker %d of %s died", worker_id, self._unit_id)
+            logger.exception("%s %d of %s died", self._KIND, child_id, self._unit_id)
         finally:
             _flush()
             os._exit(status)
 
-    def _end(self, worker_id: int) -> None:
-        """Kill and reap the worker; it holds nothing that must be released."""
-        pid = self._children.pop(worker_id)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+    def _servant(
+        self, child_id: int, streams: Sequence[socket.socket], owner_alive: int
+    ) -> Servant:
+        """Return, in the child, what it does. owner_alive: a pipe that ends with this process."""
+        return self._make_worker(child_id, FrameSocket(streams[0]), owner_alive)
+
+    def _end(self, child_id: int) -> None:
+        """Kill and reap the child, if there is one; it holds nothing that must be released."""
+        pid = self._children.pop(child_id, None)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _flush() -> None:

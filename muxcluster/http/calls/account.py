@@ -16,17 +16,22 @@ class EngineTime:
     restore_s: float = 0.0  # recomputing what was lost
     # from the last output of a lost unit to the next submission, and waiting for a first unit
     recovery_s: float = 0.0
+    waking_s: float = 0.0  # until its model's weights were resident
 
     @classmethod
     def of(cls, end: Finished) -> "EngineTime":
-        """Return the times that the unit reports."""
+        """Return the times that the unit reports, with what it waited for its model's weights taken
+        out of the waits: of the first one as far as it goes, then of later ones."""
+        waking_at_first = min(end.queue_s, end.waking_s)
+        waking_again = min(end.preempted_s, end.waking_s - waking_at_first)
         return cls(
-            end.queue_s,
+            end.queue_s - waking_at_first,
             end.prefill_s,
             end.decode_s,
-            end.preempted_s,
+            end.preempted_s - waking_again,
             end.restore_s,
             end.recovery_s,
+            waking_at_first + waking_again,
         )
 
     def within(self, total_s: float) -> dict[str, float]:

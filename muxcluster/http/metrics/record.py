@@ -21,6 +21,7 @@ PART_HISTOGRAMS = {
     "preempted_s": "request_preempted_seconds",
     "restore_s": "request_restore_seconds",
     "recovery_s": "request_recovery_seconds",
+    "waking_s": "request_waking_seconds",
     "framework_s": "request_framework_seconds",
 }
 TIMER_S = 0.001  # timers may fire this much early

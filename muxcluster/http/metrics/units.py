@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from muxcluster.core.residency import WeightState
 from muxcluster.core.served import JobRecord, ModelStats, UnitStats
 from muxcluster.http.metrics.requests import LABELS
 
@@ -44,6 +45,14 @@ GAUGES: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
         "Measured arrivals per second; 0 before the first request.",
         lambda m: m.rate_per_s if m.is_rate_measured else 0.0,
     ),
+    "muxcluster:resident_bytes": (
+        "Bytes of a rank's memory that the model takes while it is resident; 0: it always is.",
+        lambda m: m.resident_bytes,
+    ),
+    "muxcluster:expected_wait_seconds": (
+        "Predicted time until a request that waits for the model's weights could run.",
+        lambda m: m.expected_wait_s,
+    ),
 }
 COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
     "vllm:prefix_cache_queries": ("Prompt tokens looked up.", lambda m: m.prefix_queries),
@@ -75,6 +84,15 @@ COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
         "Tokens computed again after a preemption or a failed job.",
         lambda m: m.num_recomputed_tokens,
     ),
+    "muxcluster:wakes": ("Times that parked weights became resident.", lambda m: m.num_wakes),
+    "muxcluster:parks": ("Times that resident weights were parked.", lambda m: m.num_parks),
+    "muxcluster:waking_seconds": ("Seconds of all wakes.", lambda m: m.waking_s),
+}
+# vLLM's sleep states; weights that are on their way count as where they come from.
+SLEEP_STATES = {
+    "awake": (WeightState.RESIDENT, WeightState.PARKING),
+    "weights_offloaded": (WeightState.PARKED, WeightState.WAKING),
+    "discard_all": (WeightState.COLD,),
 }
 
 
@@ -137,6 +155,7 @@ class UnitMetrics(Collector):
             yield _fill(GaugeMetricFamily(name, text, labels=LABELS), units, value)
         for name, (text, value) in COUNTERS.items():
             yield _fill(CounterMetricFamily(name, text, labels=LABELS), units, value)
+        yield _sleep_states(units)
         pool = GaugeMetricFamily(
             "muxcluster:pool_blocks", "KV blocks of a unit.", labels=["engine"]
         )
@@ -156,6 +175,19 @@ class UnitMetrics(Collector):
                 shares.add_metric([unit.unit_id], unit.sharing.is_on)
                 gain.add_metric([unit.unit_id], unit.sharing.gain)
         yield from (pool, free, shares, gain)
+
+
+def _sleep_states(units: Iterable[UnitStats]) -> Metric:
+    family = GaugeMetricFamily(
+        "vllm:engine_sleep_state",
+        "1 for the state of the model's weights, 0 for the others.",
+        labels=[*LABELS, "sleep_state"],
+    )
+    for unit in units:
+        for model in unit.models:
+            for name, states in SLEEP_STATES.items():
+                family.add_metric([model.name, unit.unit_id, name], model.weights in states)
+    return family
 
 
 def _fill(

@@ -1,10 +1,12 @@
 """Time to first token and per output token on a unit at the load it serves, as quantiles."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from muxcluster.placement.estimator import beside, turns
 from muxcluster.placement.estimator.queueing import Flow, Quantiles, places_wait
+from muxcluster.placement.estimator.seats import Seats
 from muxcluster.placement.estimator.shares import Loads, Tenant
 from muxcluster.placement.problem import LENGTH_CV2
 
@@ -21,6 +23,7 @@ class Latency:
     ttft_s: Quantiles
     tpot_s: Quantiles
     batch: float
+    waking_s: Quantiles = Quantiles(0.0, 0.0)  # the part of ttft_s until its model is resident
 
     def meets(self, ttft_s: float | None, tpot_s: float | None) -> bool:
         """Return whether 95 % of requests meet each target; None is no target."""
@@ -52,8 +55,44 @@ def latencies(
     its jobs in two ways does so by what it measures: it is promised what both of them keep, but no
     first tokens that wait for rows in a way which clearly loses. Steps of jobs side by side are
     predicted a fifth too short at times, so the time of a token is the longer one in any case.
+    Where models share memory for weights, first tokens also wait for their model's.
     """
     rates = [each.rate * share for each, share in zip(tenants, served, strict=True)]
+    found = _of_either_way(tenants, loads, rates)
+    if loads.seats is None:
+        return found
+    return _with_seats(tenants, loads.seats, rates, found)
+
+
+def _with_seats(
+    tenants: Sequence[Tenant], seats: Seats, rates: Sequence[float], found: Sequence[Latency]
+) -> tuple[Latency, ...]:
+    """Return the latencies where not all models are resident at once.
+
+    found: with all resident. Of the models that would have requests at the same time, only those
+    with a seat share the unit's steps, which are shorter by so much.
+    """
+    spans_s = [_span_s(each, late) for each, late in zip(tenants, found, strict=True)]
+    at_once = sum(-math.expm1(-rate * span) for rate, span in zip(rates, spans_s, strict=True))
+    num_always = sum(size == 0 for size in seats.model_bytes)
+    shorter = min(1.0, (num_always + seats.num_seats) / max(at_once, 1e-9))
+    found = [replace(late, tpot_s=late.tpot_s.times(shorter)) for late in found]
+    spans_s = [_span_s(each, late) for each, late in zip(tenants, found, strict=True)]
+    return tuple(
+        replace(late, ttft_s=_sum(late.ttft_s, wait), waking_s=wait)
+        for late, wait in zip(found, seats.waits(rates, spans_s), strict=True)
+    )
+
+
+def _span_s(tenant: Tenant, late: Latency) -> float:
+    """Seconds of a request from when its model is resident."""
+    return late.ttft_s.median + tenant.cost.demand.output_tokens * late.tpot_s.median
+
+
+def _of_either_way(
+    tenants: Sequence[Tenant], loads: Loads, rates: Sequence[float]
+) -> tuple[Latency, ...]:
+    """Return the latencies with all models resident."""
     found = _latencies(tenants, loads, rates)
     if loads.other is None:
         return found
@@ -89,11 +128,11 @@ def _latency(tenant: Tenant, flow: Flow, pool: Quantiles) -> Latency:
     """pool: wait for KV blocks that all models share."""
     first = flow.first.quantiles()
     wait = max(pool, _rows_wait(tenant, flow), key=lambda each: each.high)
-    return Latency(
-        Quantiles(first.median + wait.median, first.high + wait.high),
-        flow.gap.quantiles(),
-        flow.rows,
-    )
+    return Latency(_sum(first, wait), flow.gap.quantiles(), flow.rows)
+
+
+def _sum(first: Quantiles, second: Quantiles) -> Quantiles:
+    return Quantiles(first.median + second.median, first.high + second.high)
 
 
 def _rows_wait(tenant: Tenant, flow: Flow) -> Quantiles:

@@ -19,6 +19,10 @@ class Quantiles:
     median: float
     high: float
 
+    def times(self, factor: float) -> "Quantiles":
+        """Return those of times that are longer by a factor."""
+        return Quantiles(self.median * factor, self.high * factor)
+
 
 @dataclass(frozen=True, slots=True)
 class Part:

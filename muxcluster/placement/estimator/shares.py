@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from muxcluster.core.job import Phase
 from muxcluster.placement.estimator.modelcost import ModelCost
+from muxcluster.placement.estimator.seats import Seats
 from muxcluster.placement.execution import Execution
 from muxcluster.placement.quota import split_blocks
 
@@ -60,6 +61,9 @@ class Loads:
     rungs: tuple[float, ...] = (1.0,)
     # The other way of a unit that runs mixed jobs while sharing is measured to gain less
     other: "Loads | None" = None
+    # Memory that models share for their weights, and by model its part of the load of it
+    seats: Seats | None = None
+    seat_loads: tuple[float, ...] = ()
 
     @property
     def shared(self) -> bool:
@@ -76,23 +80,41 @@ class Loads:
     @property
     def resources(self) -> dict[str, tuple[float, ...]]:
         """Load by resource that all models compete for, then by model."""
-        return {
+        found = {
             "prefill lane": self.prefill,
             "decode workers": self.decoders,
             "SM time": self.sms,
             "memory bandwidth": self.bandwidth,
         }
+        return found if self.seats is None else {**found, "memory for weights": self.seat_loads}
 
 
-def expected(tenants: Sequence[Tenant], execution: Execution) -> Loads:
+def expected(tenants: Sequence[Tenant], execution: Execution, seats: Seats | None = None) -> Loads:
     """Return the loads of the way in which the unit will run its jobs most of the time: the one
-    that takes less time, as scheduling/lanes/unsharing.py decides."""
+    that takes less time, as scheduling/lanes/unsharing.py decides.
+
+    seats: memory that models share for their weights.
+    """
     found = candidates(tenants, execution)
+    if seats is not None:
+        found = [_seated(tenants, loads, seats) for loads in found]
     best = min(found, key=lambda each: each.greatest)
     others = [each for each in found if each.is_mixed is not best.is_mixed]
     if not (execution.may_unshare and others):
         return best
     return replace(best, other=min(others, key=lambda each: each.greatest))
+
+
+def _seated(tenants: Sequence[Tenant], loads: Loads, seats: Seats) -> Loads:
+    """Add the load of the memory that models share for their weights."""
+    # without shared SMs one job runs at a time: then its time is the SMs' time
+    busy = (
+        [max(parts) for parts in zip(loads.lanes, loads.prefill, strict=True)]
+        if loads.shared
+        else loads.sms
+    )
+    seat_loads = seats.loads([each.rate for each in tenants], busy)
+    return replace(loads, seats=seats, seat_loads=seat_loads)
 
 
 def candidates(tenants: Sequence[Tenant], execution: Execution) -> list[Loads]:

@@ -7,15 +7,23 @@ from muxcluster.placement.cost import Cost, cost_for
 from muxcluster.placement.estimator.backlog import BacklogEstimate, Backlogged, BatchWork
 from muxcluster.placement.estimator.latency import Latency, latencies, served_rates
 from muxcluster.placement.estimator.modelcost import ModelCost
+from muxcluster.placement.estimator.seating import (
+    models_at_once,
+    resident_cost_bytes,
+    seat_counts,
+    seats_of,
+)
+from muxcluster.placement.estimator.seats import Seats
 from muxcluster.placement.estimator.shares import Loads, Tenant, expected, tenants_of, within_loads
 from muxcluster.placement.execution import CannotRun, Execution, executions, planned
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.memory import (
     DoesNotFit,
     block_bytes,
+    check_parked,
     kv_blocks,
     least_missing,
-    recorded_bytes,
+    recording_bytes,
     usable_bytes,
 )
 from muxcluster.placement.plan import PlannedExecution
@@ -47,6 +55,22 @@ class UnitEstimate:
     def whole_load(self) -> float:
         """Load with batch work."""
         return self.load if self.backlog is None else self.backlog.load
+
+    @property
+    def seats(self) -> Seats | None:
+        """The memory that models share for their weights; None if all are always resident."""
+        return self.loads.seats
+
+    def wakes_per_s(self) -> tuple[float, ...]:
+        """Wakes/s of each model at its served rate."""
+        if self.seats is None:
+            return (0.0,) * len(self.tenants)
+        rates = [each.rate * part for each, part in zip(self.tenants, self.served, strict=True)]
+        return self.seats.wakes_per_s(rates)
+
+    def wake_s(self) -> tuple[float, ...]:
+        """Seconds of a wake of each model; 0 for one that is always resident."""
+        return (0.0,) * len(self.tenants) if self.seats is None else self.seats.wake_s
 
     @property
     def throughput(self) -> float:
@@ -207,14 +231,44 @@ class Estimator:
     def _estimate_as(
         self, execution: Execution, gpu: Gpu, tp: int, offers: tuple[Offer, ...]
     ) -> UnitEstimate:
+        """Return the estimate with the most seats at which all is served, or else most of the
+        objective. What seats do not take is KV."""
+        if not any(self.problem.demands[index].may_park for index, _ in offers):
+            return self._estimate_seated(execution, gpu, tp, offers, None)
+        found, refusals = [], []
+        for num_seats in seat_counts([self.problem.demands[index] for index, _ in offers]):
+            try:
+                each = self._estimate_seated(execution, gpu, tp, offers, num_seats)
+            except DoesNotFit as refusal:
+                refusals.append(refusal)
+                continue
+            if each.load <= 1:
+                return each
+            found.append(each)
+        if not found:
+            raise least_missing(refusals)
+        best = max(each.value for each in found)
+        return min((e for e in found if e.value >= best * (1 - _SAME)), key=lambda e: e.load)
+
+    def _estimate_seated(
+        self,
+        execution: Execution,
+        gpu: Gpu,
+        tp: int,
+        offers: tuple[Offer, ...],
+        num_seats: int | None,
+    ) -> UnitEstimate:
+        """num_seats: of the models that may be parked, so many are resident at once; None: all."""
         problem = self.problem
         demands = [problem.demands[index] for index, _ in offers]
         per_block = block_bytes(demands, problem.limits)
         costs = [self.model(index, gpu, tp, per_block) for index, _ in offers]
-        num_blocks = self._pool_blocks(execution, gpu, tp, costs, per_block)
+        at_once = models_at_once(costs, gpu, execution, num_seats)
+        num_blocks = self._pool_blocks(execution, gpu, tp, costs, at_once, per_block)
         rates = [rate for _, rate in offers]
         tenants, quotas = tenants_of(costs, rates, num_blocks, execution)
-        loads = expected(tenants, execution)
+        seats = seats_of(costs, at_once, gpu, execution)
+        loads = expected(tenants, execution, seats)
         value, served, load = self._served(tenants, loads)
         return UnitEstimate(num_blocks, tenants, quotas, execution, loads, served, value, load)
 
@@ -224,19 +278,24 @@ class Estimator:
         gpu: Gpu,
         tp: int,
         costs: Sequence[ModelCost],
+        at_once: Sequence[ModelCost],
         bytes_per_block: int,
     ) -> int:
         """Compute `memory.kv_blocks` from memoised parts; that function words the refusal."""
         limits = self.problem.limits
         demands = [cost.demand for cost in costs]
-        pool = usable_bytes(gpu, tp, execution) - sum(cost.static_bytes for cost in costs)
+        if len(at_once) < len(costs):
+            check_parked(demands, limits, tp)
+        pool = usable_bytes(gpu, tp, execution)
+        pool -= sum(resident_cost_bytes(cost, gpu, execution) for cost in at_once)
         pool -= max(cost.activation_bytes for cost in costs)
-        pool -= recorded_bytes(gpu, tp, demands, execution)
+        pool -= recording_bytes(gpu, tp, demands, execution)
         if limits.kv_bytes is not None:
             pool = min(pool, limits.kv_bytes)
         blocks = pool // bytes_per_block // tp * tp
         if pool < 0 or any(cost.floor_blocks > blocks for cost in costs):
-            return kv_blocks(gpu, tp, demands, limits, execution)
+            seated = [cost.demand for cost in at_once]
+            return kv_blocks(gpu, tp, demands, limits, execution, seated)
         return blocks
 
     def _served(

@@ -24,7 +24,8 @@ class Modes:
     """A model on one kind of mesh."""
 
     # static_bytes, activation_bytes, floor_bytes (one longest sequence): least over the block sizes
-    # that the model may have; table: [modes, 5]
+    # that the model may have; static_bytes: 0 for a model that may be parked, whose memory others
+    # may have at the time. table: [modes, 5]
     table: NDArray[np.float64]
     static_bytes: int
     activation_bytes: int
@@ -70,7 +71,7 @@ def modes_of(estimator: Estimator, index: int, gpu: Gpu, tp: int, detail: Detail
         tables = [table.min(axis=0, keepdims=True) for table in tables]
     return Modes(
         table=_undominated(np.concatenate(tables)),
-        static_bytes=static,
+        static_bytes=0 if demand.may_park else static,
         activation_bytes=cost.activation_bytes,
         floor_bytes=min(cost.floor_blocks * size for cost, size in costs),
     )

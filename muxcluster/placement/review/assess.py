@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from muxcluster.core.residency import Residency
 from muxcluster.placement.estimator import (
     Estimator,
     Latency,
@@ -37,6 +38,12 @@ class ModelReport:
     # ttft_margin, tpot_margin: target / predicted 95th percentile - 1, None without a target
     ttft_margin: float | None
     tpot_margin: float | None
+    # Where not all of the unit's models are resident at once: wakes_per_h, wake_s and the part of
+    # ttft_s until it is resident
+    residency: Residency = Residency.ALWAYS
+    wakes_per_h: float = 0.0
+    wake_s: float = 0.0
+    waking_s: Quantiles = Quantiles(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +65,14 @@ class UnitReport:
     prefill: float
     sms: float
     bandwidth: float
-    weight_bytes: int
+    weight_bytes: int  # most that are resident at once
     kv_bytes: int
     memory_bytes: int
     models: tuple[ModelReport, ...]
+    # num_seats: of the models that may be parked, so many are resident at once, None: all;
+    # parked_bytes: their weights in host memory
+    num_seats: int | None = None
+    parked_bytes: int = 0
 
     @property
     def free_bytes(self) -> int:
@@ -88,7 +99,10 @@ def _report(estimator: Estimator, unit: PlannedUnit, plan: Plan) -> UnitReport:
     if found is None:
         raise ValueError(f"unit {unit.id}: {estimator.refusal(node.gpu, unit.tp, offers)}")
     demands = [each.cost.demand for each in found.tenants]
-    loads = found.loads
+    movable = [each for each in demands if each.may_park]
+    loads, seats = found.loads, found.seats
+    weights = sorted((weight_bytes(each, unit.tp) for each in movable), reverse=True)
+    always = sum(weight_bytes(each, unit.tp) for each in demands if not each.may_park)
     return UnitReport(
         id=unit.id,
         node=unit.node,
@@ -100,10 +114,12 @@ def _report(estimator: Estimator, unit: PlannedUnit, plan: Plan) -> UnitReport:
         prefill=_used(found, loads.prefill),
         sms=_used(found, loads.sms),
         bandwidth=_used(found, loads.bandwidth),
-        weight_bytes=sum(weight_bytes(demand, unit.tp) for demand in demands),
+        weight_bytes=always + sum(weights[: None if seats is None else seats.num_seats]),
         kv_bytes=found.kv_blocks * block_bytes(demands, problem.limits),
         memory_bytes=unit.tp * node.gpu.memory_bytes,
         models=_models(found),
+        num_seats=None if seats is None else seats.num_seats,
+        parked_bytes=0 if seats is None else sum(weights),
     )
 
 
@@ -154,6 +170,7 @@ def _models(found: UnitEstimate) -> tuple[ModelReport, ...]:
 def _model(found: UnitEstimate, position: int, late: Latency) -> ModelReport:
     tenant, share = found.tenants[position], found.served[position]
     demand: Demand = tenant.cost.demand
+    residency = Residency.ALWAYS if found.seats is None else demand.residency
     return ModelReport(
         name=demand.name,
         offered=tenant.rate,
@@ -168,6 +185,10 @@ def _model(found: UnitEstimate, position: int, late: Latency) -> ModelReport:
         tpot_s=late.tpot_s,
         ttft_margin=_margin(demand.ttft_s, late.ttft_s.high),
         tpot_margin=_margin(demand.tpot_s, late.tpot_s.high),
+        residency=residency,
+        wakes_per_h=3600 * found.wakes_per_s()[position],
+        wake_s=found.wake_s()[position],
+        waking_s=late.waking_s,
     )
 
 

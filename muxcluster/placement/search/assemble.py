@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from muxcluster.placement.execution import planned
+from muxcluster.core.residency import Residency
+from muxcluster.placement.execution import move_refusal, planned
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.plan import PlannedModel, PlannedUnit
 from muxcluster.placement.problem import Node, Problem
@@ -41,6 +42,8 @@ def planned_units(
             kv_blocks=mesh.unit.estimate.kv_blocks,
             models=_models(problem, mesh.unit),
             execution=planned(mesh.unit.estimate.execution),
+            resident_bytes=_resident_bytes(mesh.unit),
+            unproven=_unproven(mesh.unit),
         )
         for number, mesh in _numbered(meshes)
     )
@@ -106,6 +109,16 @@ def _numbered(meshes: Iterable[_PlacedMesh]) -> Iterable[tuple[int, _PlacedMesh]
         yield number, mesh
 
 
+def _resident_bytes(unit: PlacedUnit) -> int:
+    seats = unit.estimate.seats
+    return 0 if seats is None else seats.resident_bytes
+
+
+def _unproven(unit: PlacedUnit) -> str:
+    found = unit.estimate
+    return "" if found.seats is None else move_refusal(unit.gpu, found.execution)
+
+
 def _models(problem: Problem, unit: PlacedUnit) -> tuple[PlannedModel, ...]:
     found = unit.estimate
     asks = [problem.demands[index].backlog is not None for index, _ in unit.offers]
@@ -113,6 +126,11 @@ def _models(problem: Problem, unit: PlacedUnit) -> tuple[PlannedModel, ...]:
     return tuple(
         PlannedModel(
             name=problem.demands[index].name,
+            residency=_residency(problem, unit, index),
+            wakes_per_h=3600 * wakes,
+            wake_s=wake_s,
+            waking_p50_s=late.waking_s.median,
+            waking_p95_s=late.waking_s.high,
             prefill_sm=found.loads.prefill_share,
             decode_sm=share,
             batch=max(1.0, late.batch),
@@ -120,7 +138,7 @@ def _models(problem: Problem, unit: PlacedUnit) -> tuple[PlannedModel, ...]:
             throughput=rate * served,
             backlog_tokens_per_s=tokens if is_asked else None,
         )
-        for (index, rate), share, quota, served, late, is_asked, tokens in zip(
+        for (index, rate), share, quota, served, late, is_asked, tokens, wakes, wake_s in zip(
             unit.offers,
             found.loads.decode_shares,
             found.quotas,
@@ -128,6 +146,14 @@ def _models(problem: Problem, unit: PlacedUnit) -> tuple[PlannedModel, ...]:
             found.latencies(),
             asks,
             done,
+            found.wakes_per_s(),
+            found.wake_s(),
             strict=True,
         )
     )
+
+
+def _residency(problem: Problem, unit: PlacedUnit, index: int) -> Residency:
+    """Return what may become of a model's weights: where all are resident at once, nothing."""
+    seats = unit.estimate.seats
+    return Residency.ALWAYS if seats is None else problem.demands[index].residency

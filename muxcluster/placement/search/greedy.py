@@ -123,7 +123,9 @@ def replicas(
 ) -> Iterable[tuple[PlacedUnit, ...]]:
     """Yield (the relieved unit, a new unit) for each model of `unit` and parts of its rate.
 
-    A unit with little strain, whose batch work is done, gives models away whole or not at all.
+    A unit with little strain, whose batch work is done, gives models away whole or not at all, and
+    so are models that may be parked: a replica would be asked for more rarely, and be parked more
+    often.
     """
     for index, rate in unit.offers:
         whole = builder.unit(gpu, tp, [(index, rate)])
@@ -134,7 +136,8 @@ def replicas(
             rest = builder.unit(unit.gpu, unit.tp, others)
             if rest is not None:
                 yield rest, whole
-        if unit.strain <= EASY and not unit.undone:
+        is_easy = unit.strain <= EASY and not unit.undone
+        if is_easy or builder.estimator.problem.demands[index].may_park:
             continue
         for part in _parts(unit, whole, rate):
             new = builder.unit(gpu, tp, [(index, part)])

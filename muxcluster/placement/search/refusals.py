@@ -56,12 +56,14 @@ def crowded_out(draft: Draft, index: int) -> DoesNotFit:
 def cluster_shortage(builder: UnitBuilder, index: int) -> DoNotFitTogether | None:
     """Return the memory that all models lack together, None if they lack none.
 
-    Counted are weights and tables, each on the mesh that needs the least; `index` is the model that
-    the error names.
+    Counted are weights and tables, each on the mesh that needs the least; of models that may be
+    parked, the largest. `index` is the model that the error names.
     """
     problem = builder.estimator.problem
     demands = problem.demands
-    least = sum(builder.least_bytes(each) for each in range(len(demands)))
+    sizes = [builder.least_bytes(each) for each in range(len(demands))]
+    movable = [size for size, each in zip(sizes, demands, strict=True) if each.may_park]
+    least = sum(sizes) - sum(movable) + max(movable, default=0)
     kinds = builder.kinds.values()
     usable = sum(usable_bytes(kind.gpu, 1) * kind.num_gpus for kind in kinds)
     if least <= usable:

@@ -51,8 +51,10 @@ def search(builder: UnitBuilder, end: float = math.inf) -> list[PlacedUnit]:
         raise shortage
     prices = [price * per_gpu for price in _PRICES]
     prices += [price * builder.strain_cost for price in _STRAIN_PRICES]
-    # of many models one layout may take all the time: the price that usually finds one comes first
-    prices.sort(key=lambda price: (builder.has_many and price < per_gpu, price))
+    # of many models, or many of one unit, one layout may take all the time: the price that usually
+    # finds one comes first
+    is_slow = builder.has_many or any(each.may_park for each in builder.estimator.problem.demands)
+    prices.sort(key=lambda price: (is_slow and price < per_gpu, price))
     for price, order in product(prices, orders):
         if drafts and time.perf_counter() > end:
             break

@@ -56,7 +56,7 @@ class LaneView:
     ) -> None:
         """times: predictions. token_budget: of a prefill job."""
         self.division = Division(shares, times)
-        self.models = tuple(memory.models)
+        self.models = tuple(memory.models)  # that may have jobs: those that are resident
         self.shares = shares
         self.last_phase: Phase | None = None  # of the last launch
         self._memory = memory
@@ -101,7 +101,7 @@ class LaneView:
     def has_prefill_work(self, model: ModelState) -> bool:
         """True where a request waits or a prompt is not fully computed (and in no job)."""
         table = model.running
-        if table.num_lent > 0 or len(model.waiting) > 0 or len(table.idle_prefilling()) > 0:
+        if table.num_lent > 0 or model.waiting.has_open or len(table.idle_prefilling()) > 0:
             return True
         return table.num_suspects > 0 and len(table.idle_suspects(are_prefilling=True)) > 0
 

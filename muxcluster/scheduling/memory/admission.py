@@ -377,6 +377,14 @@ class Memory:
         model.counters.num_preemptions += 1
         self._events.append(Preempted(live.request.request_id))
 
+    def give_up(self, model: ModelState, now: float) -> None:
+        """Preempt every sequence of a model whose weights leave; none is in a job.
+
+        Their full columns stay in the prefix cache.
+        """
+        for row in model.running.idle().tolist():
+            self._preempt(model, row, now)
+
     def requeue(self, model: ModelState, row: int, now: float, *, is_trusted: bool) -> LiveRequest:
         """Take a sequence's blocks and row; it waits at its old place and will recompute."""
         live = self.release(model, row, is_trusted=is_trusted)

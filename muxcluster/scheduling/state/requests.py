@@ -244,7 +244,9 @@ class WaitingQueue:
     """A priority queue of live requests by turn; removal is lazy."""
 
     def __init__(self) -> None:
-        self.head: LiveRequest | None = None  # the first in turn; read many times a step
+        # The first in turn, read many times a step; None where the queue is hidden
+        self.head: LiveRequest | None = None
+        self.is_hidden = False
         self._heap: list[tuple[tuple[int, float, int], LiveRequest]] = []
         self._members: dict[int, LiveRequest] = {}
 
@@ -259,7 +261,7 @@ class WaitingQueue:
         """Set `head` after a change."""
         while self._heap and not self._is_valid(*self._heap[0]):
             heappop(self._heap)
-        self.head = self._heap[0][1] if self._heap else None
+        self.head = self._heap[0][1] if self._heap and not self.is_hidden else None
 
     def _is_valid(self, turn: tuple[int, float, int], live: LiveRequest) -> bool:
         return live.order in self._members and live.turn == turn
@@ -289,7 +291,10 @@ class WaitingQueue:
 
 
 class Waiting:
-    """The waiting requests of one model, by class."""
+    """The waiting requests of one model, by class.
+
+    It is open or not; in one that is not, no queue has a head, and nothing is admitted.
+    """
 
     def __init__(self) -> None:
         self._interactive, self._batch = WaitingQueue(), WaitingQueue()
@@ -299,10 +304,40 @@ class Waiting:
             ServiceClass.BATCH: self._batch,
         }
         self._length = 0
+        self.num_interactive = 0
         self.num_tokens = 0  # to compute before all of them have decoded one
+        self.is_open = True
 
     def __len__(self) -> int:
         return self._length
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        """Yield all of them."""
+        for queue in self._queues:
+            yield from queue
+
+    @property
+    def _queues(self) -> tuple[WaitingQueue, ...]:
+        return self._interactive, self._batch, self.suspects
+
+    @property
+    def has_open(self) -> bool:
+        """True where a request waits and may be admitted."""
+        return self._length > 0 and self.is_open
+
+    def set_open(self, *, is_open: bool) -> None:
+        """Open or close it."""
+        self.is_open = is_open
+        for queue in self._queues:
+            queue.is_hidden = not is_open
+            queue.find_head()
+
+    @property
+    def oldest_s(self) -> float:
+        """When the first of them was added, as far as queues are in that order; inf: it is closed,
+        or nobody waits."""
+        heads = [queue.head for queue in self._queues]
+        return min([each.added_s for each in heads if each is not None], default=math.inf)
 
     @property
     def head(self) -> LiveRequest | None:
@@ -314,6 +349,7 @@ class Waiting:
 
     def push(self, live: LiveRequest) -> None:
         self._length += 1
+        self.num_interactive += live.side is Side.LEFT
         self.num_tokens += live.num_tokens
         self._queue(live).push(live)
 
@@ -321,6 +357,7 @@ class Waiting:
         """Remove `live`."""
         self._queue(live).remove(live)
         self._length -= 1
+        self.num_interactive -= live.side is Side.LEFT
         self.num_tokens -= live.num_tokens
 
     @contextmanager

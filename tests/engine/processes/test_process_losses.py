@@ -30,7 +30,10 @@ class SocketOwner:
     latest: "SocketOwner"
     max_forks = 1_000
 
-    def __init__(self, patience: Patience, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, patience: Patience, module: str | None, environment: Mapping[str, str]
+    ) -> None:
+        assert module is None
         assert environment["OMP_NUM_THREADS"] == "1"
         SocketOwner.latest = self
         self.pulse = Pulse(os.getpid())

@@ -1,0 +1,176 @@
+"""Models that take turns in a unit's memory: how often each is woken, and what its requests wait.
+
+Requests are Poisson; the model that was asked for longest ago is parked first. Which models are
+resident is then what an LRU cache holds, by Che's approximation: a model stays for the time T after
+its last request, the same for all, at which the expected bytes fill the room (Che, Tung and Wang,
+2002; for objects of different sizes, Fricker, Robert and Roberts, 2012).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muxcluster.placement.estimator.queueing import FULLEST, Quantiles
+
+_BISECTIONS = 60
+_LONGEST_S = 1e9  # models that are asked for less often are as good as never resident
+_TAILS = (0.5, 0.05)  # of the median and of the 95th percentile
+# A woken model that has requests stays for so many times the seconds of its wake, against thrash
+# (STAY_WAKES of scheduling/residency/policy.py).
+_STAY_WAKES = 4.0
+# Where its memory was promised to another, its requests go on for so many times those seconds, and
+# are interrupted then (DRAIN_WAKES there).
+_DRAIN_WAKES = 4.0
+_MOST_MOVING = 1 / (1 + _STAY_WAKES)  # of the time
+_MOST_EXPONENT = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """The memory in which models of a unit take turns.
+
+    Models are in the order of the unit's tenants.
+    """
+
+    num_seats: int  # so many of them are resident at once, whichever they are
+    resident_bytes: int  # for all models of the unit, those that are always resident included
+    model_bytes: tuple[int, ...]  # of each while it is resident; 0 for one that always is
+    wake_s: tuple[float, ...]  # seconds to wake each; 0 for one that is always resident
+
+    @property
+    def turn_bytes(self) -> int:
+        """Bytes of the seats."""
+        return sum(sorted(self.model_bytes, reverse=True)[: self.num_seats])
+
+    def wakes_per_s(self, rates: Sequence[float]) -> tuple[float, ...]:
+        """Return the wakes/s of each model at these requests/s.
+
+        A model is absent for the mean time to its next request, and is then woken. A unit that
+        would move more than a part of the time lets models stay for longer.
+        """
+        stay_s = self._stay_s(rates)
+        found = [
+            self._cycles_per_s(rate, wake_s, stay_s) if size else 0.0
+            for rate, size, wake_s in zip(rates, self.model_bytes, self.wake_s, strict=True)
+        ]
+        moving = sum(each * wake_s for each, wake_s in zip(found, self.wake_s, strict=True))
+        most = min(1.0, _MOST_MOVING / moving) if moving > 0 else 1.0
+        return tuple(each * most for each in found)
+
+    def loads(self, rates: Sequence[float], busy: Sequence[float]) -> tuple[float, ...]:
+        """Return each model's part of the load of the seats: the part of the time in which it
+        computes or is woken, times its bytes.
+
+        busy: the part of the time in which each has jobs at the largest batches.
+        """
+        room = self.turn_bytes
+        return tuple(
+            size * (min(1.0, part) + wakes * wake_s) / room
+            for size, part, wakes, wake_s in zip(
+                self.model_bytes, busy, self.wakes_per_s(rates), self.wake_s, strict=True
+            )
+        )
+
+    def waits(self, rates: Sequence[float], spans_s: Sequence[float]) -> tuple[Quantiles, ...]:
+        """Return how much later the first tokens of each model come.
+
+        spans_s: seconds that a request of each takes once its model is resident.
+        """
+        wakes = self.wakes_per_s(rates)
+        queue_s = self._queue_s(wakes)
+        seat = self._seat_wait(rates, spans_s, wakes)
+        return tuple(
+            Quantiles(*(_late_s(tail, wake_s + queue_s, rate, each, seat) for tail in _TAILS))
+            if each > 0
+            else Quantiles(0.0, 0.0)
+            for rate, wake_s, each in zip(rates, self.wake_s, wakes, strict=True)
+        )
+
+    def _stay_s(self, rates: Sequence[float]) -> float:
+        """Return Che's T by bisection."""
+        room = self.turn_bytes
+        if room >= sum(self.model_bytes):
+            return math.inf
+
+        def taken(stay_s: float) -> float:
+            return sum(
+                -size * math.expm1(-rate * stay_s)
+                for rate, size in zip(rates, self.model_bytes, strict=True)
+            )
+
+        low, high = 0.0, 1.0
+        while taken(high) < room and high < _LONGEST_S:
+            low, high = high, 2 * high
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if taken(middle) < room else (low, middle)
+        return high
+
+    @staticmethod
+    def _cycles_per_s(rate: float, wake_s: float, stay_s: float) -> float:
+        """A cycle: resident until no request came for `stay_s`, absent, woken."""
+        if rate <= 0 or math.isinf(stay_s):
+            return 0.0
+        between_s = math.exp(min(_MOST_EXPONENT, rate * stay_s)) / rate
+        return 1 / (between_s + wake_s)
+
+    def _queue_s(self, wakes: Sequence[float]) -> float:
+        """Mean wait for other models' wakes, of which one is under way at a time
+        (Pollaczek-Khinchine)."""
+        load = sum(each * wake_s for each, wake_s in zip(wakes, self.wake_s, strict=True))
+        squares = sum(each * wake_s**2 for each, wake_s in zip(wakes, self.wake_s, strict=True))
+        return squares / (2 * (1 - min(FULLEST, load)))
+
+    def _seat_wait(
+        self, rates: Sequence[float], spans_s: Sequence[float], wakes: Sequence[float]
+    ) -> "_SeatWait":
+        """Return the wait for a seat whose model has no requests, as for a server of M/G/c
+        (probability: Sakasegawa 1977); at most until every other model had a turn.
+
+        Whoever has a seat gives it away when its requests end, or are interrupted.
+        """
+        room = self.turn_bytes
+        used = rotation_s = busy_s = 0.0
+        for rate, span_s, size, each, wake_s in zip(
+            rates, spans_s, self.model_bytes, wakes, self.wake_s, strict=True
+        ):
+            part, drain_s = size / room, min(span_s, _DRAIN_WAKES * wake_s)
+            in_use = part * min(1.0, -math.expm1(-rate * span_s) + each * wake_s)
+            used += in_use
+            busy_s += in_use * drain_s
+            rotation_s += part * ((1 + _STAY_WAKES) * wake_s + drain_s)
+        if used <= 0:
+            return _SeatWait(0.0, 0.0, 0.0)
+        load = min(FULLEST, used)
+        chance = math.pow(load, math.sqrt(2 * (self.num_seats + 1)) - 1)
+        return _SeatWait(chance, busy_s / used / (self.num_seats * (1 - load)), rotation_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _SeatWait:
+    chance: float  # that a wake has to wait for a seat
+    mean_s: float  # of those that wait; exponential
+    most_s: float
+
+    def at(self, tail: float) -> float:
+        """Return the wait that the part `tail` of all wakes exceeds."""
+        if self.chance <= tail:
+            return 0.0
+        return min(self.most_s, self.mean_s * math.log(self.chance / tail))
+
+
+def _late_s(tail: float, whole_s: float, rate: float, wakes_per_s: float, seat: _SeatWait) -> float:
+    """Return `late_s` with the wait for a seat."""
+    absent_s = whole_s + seat.chance * min(seat.most_s, seat.mean_s)
+    late = min(1.0, wakes_per_s * (1 / rate + absent_s))  # part that finds the model absent
+    waiting_s = seat.at(tail / late)
+    return max(late_s(tail, whole_s, rate, wakes_per_s), whole_s + waiting_s if waiting_s else 0.0)
+
+
+def late_s(tail: float, whole_s: float, rate: float, wakes_per_s: float) -> float:
+    """Return the wait that the part `tail` of a model's requests exceeds.
+
+    whole_s: wait of a request that begins a wake; those that come while it is under way wait for
+    the rest of it, so P(wait > x) = wakes / rate x (1 + rate x (whole - x)).
+    """
+    return max(0.0, min(whole_s, whole_s + 1 / rate - tail / wakes_per_s))

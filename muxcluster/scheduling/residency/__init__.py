@@ -1,0 +1,1 @@
+"""Which models of a unit have their weights on its devices, and when that changes."""

@@ -1,0 +1,321 @@
+"""The moves of a unit's weights: what to start now, and what follows from how they ended."""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from muxcluster.core.residency import Move, MoveKind, Residency, WeightState
+from muxcluster.core.served import ModelStats
+from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.scheduling.memory.admission import Memory
+from muxcluster.scheduling.residency.policy import Standing, Turn, WakePolicy
+from muxcluster.scheduling.residency.weights import Weights
+from muxcluster.scheduling.shares import ShareLedger
+from muxcluster.scheduling.state.model import ModelState
+
+
+def resident_at_start(spec: UnitSpec) -> tuple[str, ...]:
+    """Return the models whose weights are on the devices when the unit starts.
+
+    Those that always are, then "auto" ones by falling rate, as far as each fits; all where
+    the unit has room for all (`resident_bytes` 0).
+    """
+    if not spec.resident_bytes:
+        return tuple(model.name for model in spec.models)
+    names, left = [], spec.resident_bytes
+    by_rate = sorted(spec.models, key=lambda model: -model.rate_per_s)
+    for kind in (Residency.ALWAYS, Residency.AUTO):
+        for model in by_rate:
+            if model.residency is kind and model.resident_bytes <= left:
+                names.append(model.name)
+                left -= model.resident_bytes
+    return tuple(names)
+
+
+def check_room(models: Sequence[ModelSpec], room: int) -> None:
+    """Raise ValueError where a model cannot be resident beside those that always are."""
+    always = sum(m.resident_bytes for m in models if m.residency is Residency.ALWAYS)
+    if always > room:
+        raise ValueError(f"models that are always resident take {always} bytes of {room}")
+    for model in models:
+        if model.resident_bytes <= 0:
+            raise ValueError(f"nothing says how many resident_bytes {model.name!r} has")
+        left = room if model.residency is Residency.ALWAYS else room - always
+        if model.resident_bytes > left:
+            raise ValueError(
+                f"{model.name!r} takes {model.resident_bytes} bytes while it is resident, and "
+                f"there are {left}"
+            )
+
+
+class _Running(NamedTuple):
+    move: Move
+    weights: Weights
+    start_s: float
+
+
+class WeightMoves:
+    """Starts moves as the policy says, one at a time.
+
+    Invariants: the memory of resident models, of models on their way and of those that must always
+    be resident is at most `room`; a model that is not resident has no rows and no running job.
+    """
+
+    def __init__(
+        self,
+        spec: UnitSpec,
+        models: Sequence[ModelState],
+        memory: Memory,
+        shares: ShareLedger,
+        policy: WakePolicy,
+    ) -> None:
+        """Raises ValueError where a model is larger than the room that it may have."""
+        check_room(spec.models, spec.resident_bytes)
+        self.room = spec.resident_bytes
+        self.policy = policy
+        self._start = resident_at_start(spec)
+        self._memory = memory
+        self._shares = shares
+        ageing_s = spec.scheduler.ageing_s
+        self._all = [Weights(model, policy, ageing_s) for model in models]
+        self._of = {each.name: each for each in self._all}
+        self._running: _Running | None = None
+        self._promised: str | None = None  # the model that has its turn
+        self._has_victims = False
+        self._may_wake_ahead = True
+        self._num_moves = 0
+        self.next_s = -math.inf  # when time alone may change what `next_moves` says
+        for name in self._start:
+            self._of[name].arrive(-math.inf)
+        self.runnable = self._find_runnable()  # models whose jobs may start
+
+    def of(self, name: str) -> Weights:
+        """Return the weights of a model. Raises KeyError for an unknown one."""
+        return self._of[name]
+
+    def refuses(self, name: str) -> bool:
+        """True where requests to a model are refused, as it is not resident."""
+        return self.policy.refuses_absent and not self._of[name].is_resident
+
+    def next_moves(self, now: float) -> list[Move]:
+        """Return the move to start now, if any; call it before jobs are chosen.
+
+        Rows of a model that is to be parked are queued again.
+        """
+        if now < self.next_s:
+            return []
+        is_claimed = any(each.is_claimed for each in self._all)
+        may_wake_ahead = self._may_wake_ahead and self._running is None
+        if not (is_claimed or self._has_victims or may_wake_ahead):
+            self.next_s = math.inf
+            return []
+        moves: list[Move] = []
+        while True:
+            standings, free = [each.standing(now) for each in self._all], self._free()
+            turn = self.policy.turn(standings, free, now, self._promised)
+            self._promised = turn.wake
+            self._clear_the_way(turn, now)
+            self.next_s = min(turn.next_s, self._next_change_s(now))
+            if self._running is not None:
+                return moves
+            move = self._move_for(turn, standings, free, now)
+            if move is None:
+                return moves
+            moves.append(move)  # the way for the next model is cleared meanwhile
+
+    def _free(self) -> int:
+        """Bytes that nobody has or is promised; those that are being given up are free."""
+        taken = sum(
+            each.num_bytes
+            for each in self._all
+            if each.reserves and each.state is not WeightState.PARKING
+        )
+        return self.room - taken
+
+    def _clear_the_way(self, turn: Turn, now: float) -> None:
+        """Let victims admit nothing more, and start no more jobs where they need not be drained."""
+        self._has_victims = bool(turn.victims)
+        has_changed = False
+        for each in self._all:
+            if not each.is_resident:
+                continue
+            was_leaving = each.is_leaving
+            if each.name in turn.victims:
+                each.drain(now)
+                each.is_leaving |= not each.num_interactive_rows or now >= each.drained_s()
+            elif each.drains_since_s < math.inf:
+                each.stay()
+            has_changed |= each.is_leaving is not was_leaving
+        if has_changed:
+            self.runnable = self._find_runnable()
+
+    def _next_change_s(self, now: float) -> float:
+        """When a drain ends, or a move that failed may be tried again."""
+        times_s = [each.retry_s for each in self._all if each.is_claimed or each.is_resident]
+        times_s += [each.drained_s() for each in self._all if not each.is_leaving]
+        return min((each for each in times_s if each > now), default=math.inf)
+
+    def _move_for(
+        self, turn: Turn, standings: Sequence[Standing], free: int, now: float
+    ) -> Move | None:
+        if turn.wake is not None and not turn.victims:
+            return self._begin(MoveKind.WAKE, self._of[turn.wake], now)
+        busy = {job.model for job in self._shares.running}
+        for name in turn.victims:
+            each = self._of[name]
+            if each.is_leaving and name not in busy:
+                return self._begin(MoveKind.PARK, each, now)
+        if turn.wake is not None or any(each.is_claimed for each in self._all):
+            return None
+        ahead = self.policy.ahead(standings, free)
+        if ahead is not None:
+            return self._begin(MoveKind.WAKE, self._of[ahead], now)
+        self._may_wake_ahead = False
+        return None
+
+    def _begin(self, kind: MoveKind, each: Weights, now: float) -> Move:
+        move = Move(self._num_moves, each.name, kind)
+        self._num_moves += 1
+        self._running = _Running(move, each, now)
+        if kind is MoveKind.PARK:
+            self._memory.give_up(each.model, now)
+        each.begin(kind, now)
+        self._changed()
+        return move
+
+    def moved(self, move: Move, seconds: float, now: float) -> None:
+        """Note that a move ended well; one that a reset forgot is ignored."""
+        if not self._ends(move):
+            return
+        each = self._of[move.model]
+        if move.kind is MoveKind.WAKE:
+            each.arrive(now, seconds)
+            if self._promised == move.model:
+                self._promised = None
+        else:
+            each.park(now)
+        self._changed()
+
+    def failed(self, move: Move, now: float, cause: str, *, is_final: bool) -> bool:
+        """Note that a move failed; return True where the model can never be resident.
+
+        is_final: it would always fail. A park that fails is tried again all the same: its model
+        is resident and serves until then.
+        """
+        if not self._ends(move):
+            return False
+        each = self._of[move.model]
+        if move.kind is MoveKind.WAKE and self._promised == move.model:
+            self._promised = None  # others have their turn before it is tried again
+        each.fail(move.kind, now)
+        is_over = is_final and move.kind is MoveKind.WAKE
+        if is_over:
+            each.give_up(cause)
+        self._changed()
+        return is_over
+
+    def lose(self, name: str, now: float) -> None:
+        """Note that the processes of a resident model are gone; its rows are queued again.
+
+        None of its jobs runs. Ignored for a model on its way: its move will fail. Raises KeyError
+        for an unknown one.
+        """
+        each = self._of[name]
+        if not each.is_resident:
+            return
+        assert all(job.model != name for job in self._shares.running), f"jobs of {name} run"
+        self._memory.give_up(each.model, now)
+        each.park(now)
+        self._changed()
+
+    def reset(self, now: float, resident: Collection[str] | None) -> None:
+        """Begin again after a loss of all memory; no model has rows or running jobs.
+
+        resident: models that are resident now, None: those of the start. A running move is
+        forgotten. Raises ValueError where these are more than fit.
+        """
+        names = frozenset(self._start if resident is None else resident)
+        if sum(self._of[name].num_bytes for name in names) > self.room:
+            raise ValueError(f"{sorted(names)} cannot be resident together")
+        self._running = self._promised = None
+        for each in self._all:
+            if each.name in names:
+                each.arrive(now)
+            elif each.state is not WeightState.COLD:
+                each.park(now)
+        self._changed()
+
+    def told(self, stats: ModelStats, now: float) -> ModelStats:
+        """Return `stats` of a model with what is known of its weights."""
+        each = self._of[stats.name]
+        return replace(
+            stats,
+            weights=each.state.value,
+            num_wakes=each.num_wakes,
+            num_parks=each.num_parks,
+            waking_s=each.waking_s,
+            resident_bytes=each.num_bytes,
+            expected_wait_s=self._expected_wait_s(each, now),
+        )
+
+    def _expected_wait_s(self, each: Weights, now: float) -> float:
+        """Return the predicted seconds until a request that waits for `each` could run.
+
+        The move under way, the wakes that come before and its own; sequences in the way are
+        not counted.
+        """
+        if each.is_resident:
+            return 0.0
+        wait_s = 0.0
+        if self._running is not None:
+            wakes = self._running.move.kind is MoveKind.WAKE
+            whole_s = self._running.weights.wake_s if wakes else 0.0
+            wait_s = max(0.0, self._running.start_s + whole_s - now)
+            if wakes and self._running.weights is each:
+                return wait_s
+        mine = each.standing(now)
+        before = [
+            other.wake_s
+            for other in self._all
+            if other is not each and other.is_claimed and other.standing(now).due_s <= mine.due_s
+        ]
+        return wait_s + sum(before) + each.wake_s
+
+    def touch(self) -> None:
+        """Look again in the next turn: requests came, ended or were preempted."""
+        self.next_s = -math.inf
+
+    def ran(self, name: str, now: float) -> None:
+        """Note that a job of a model ended; nothing else may have changed by it."""
+        each = self._of[name]
+        each.use(now)
+        if each.is_leaving or not each.has_token:
+            self.touch()
+
+    def _ends(self, move: Move) -> bool:
+        if self._running is None or self._running.move != move:
+            return False
+        self._running = None
+        return True
+
+    def _changed(self) -> None:
+        self._may_wake_ahead = True
+        self.touch()
+        self.runnable = self._find_runnable()
+
+    def _find_runnable(self) -> tuple[ModelState, ...]:
+        return tuple([each.model for each in self._all if each.may_run])
+
+    def check(self) -> None:
+        """Raise AssertionError where an invariant is broken."""
+        taken = sum(each.num_bytes for each in self._all if each.reserves)
+        assert taken <= self.room, f"weights take {taken} bytes of {self.room}"
+        assert self.runnable == self._find_runnable(), "jobs of other models may start"
+        moving = [e for e in self._all if e.state in (WeightState.WAKING, WeightState.PARKING)]
+        running = [] if self._running is None else [self._running.weights]
+        assert moving == running, "a move is forgotten, or two run"
+        for each in self._all:
+            each.check()
+        for job in self._shares.running:
+            assert self._of[job.model].is_resident, f"job {job.job_id} has no weights"

@@ -1,0 +1,246 @@
+"""Where the weights of one model are, and what is known of its moves."""
+
+import math
+
+from muxcluster.core.request import ServiceClass
+from muxcluster.core.residency import MoveKind, Residency, WeightState
+from muxcluster.scheduling.residency.policy import NO_TARGET_S, Standing, WakePolicy
+from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.requests import LiveRequest
+
+_GAIN = 0.3  # weight of the last wake in the mean of their seconds
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0  # until a move that failed is tried again, doubled
+_LEAST_TARGET_S = 1e-3
+
+
+class Weights:
+    """The weights of one model. Its queue is open only while its jobs may start.
+
+    state, is_leaving and drains_since_s are written by `WeightMoves` alone, through the methods.
+    """
+
+    def __init__(self, model: ModelState, policy: WakePolicy, ageing_s: float) -> None:
+        """ageing_s: after which batch requests claim a turn like interactive ones."""
+        spec = model.spec
+        self.model = model
+        self.name = spec.name
+        self.num_bytes = spec.resident_bytes
+        self.residency = spec.residency
+        self.wake_s = spec.wake_s  # predicted, then the mean of what wakes took
+        self.state = WeightState.PARKED
+        self.is_leaving = False  # no job of it starts any more: it will be parked
+        self.drains_since_s = math.inf  # when it was chosen to leave; then its queue was closed
+        self.cause = ""  # why its weights can never be resident
+        self.num_wakes = self.num_parks = 0
+        self.waking_s = 0.0  # of all wakes
+        self.is_owed = False  # see Standing
+        self.retry_s = -math.inf  # no move is tried before
+        self._policy = policy
+        self._ageing_s = ageing_s
+        slo = spec.slo
+        self._target_s = NO_TARGET_S if slo is None else max(slo.ttft_s, _LEAST_TARGET_S)
+        self._has_measured = False
+        self._num_failures = 0
+        self._since_s = -math.inf  # of its last wake
+        self._tokens_before = 0  # its output tokens at its last wake
+        self._last_use_s = -math.inf
+        self._due_s = dict.fromkeys(ServiceClass, math.inf)  # of the first that waits for weights
+        self._waits_since_s = math.inf
+        self._absent_s = 0.0
+        self._absent_since_s: float | None = None
+        model.waiting.set_open(is_open=False)
+
+    @property
+    def is_resident(self) -> bool:
+        return self.state is WeightState.RESIDENT
+
+    @property
+    def may_run(self) -> bool:
+        """True if jobs of the model may start."""
+        return self.is_resident and not self.is_leaving
+
+    @property
+    def reserves(self) -> bool:
+        """True if its memory is taken, or kept for it."""
+        is_away = self.state in (WeightState.PARKED, WeightState.COLD)
+        return self.residency is Residency.ALWAYS or not is_away
+
+    @property
+    def is_claimed(self) -> bool:
+        """True if requests wait for its parked weights, or it must always be resident."""
+        if self.state is not WeightState.PARKED:
+            return False
+        return self.residency is Residency.ALWAYS or len(self.model.waiting) > 0
+
+    @property
+    def num_interactive_rows(self) -> int:
+        table = self.model.running
+        return table.num_live - table.num_batch
+
+    @property
+    def has_token(self) -> bool:
+        """True if a request of it got a token since its last wake."""
+        return self.model.counters.output_tokens > self._tokens_before
+
+    def absent_s(self, now: float) -> float:
+        """Return for how long in all it was not resident, counted from the first question on."""
+        if self.is_resident:
+            return self._absent_s
+        if self._absent_since_s is None:
+            self._absent_since_s = now
+        return self._absent_s + now - self._absent_since_s
+
+    def expect(self, live: LiveRequest, now: float) -> None:
+        """Note a request that came; call it before it is in the queue."""
+        self._last_use_s = now
+        if self.is_resident:
+            return
+        if not len(self.model.waiting):
+            self._forget_claims()
+        kind = live.request.service_class
+        target_s = self._target_s if live.slo is None else live.slo.ttft_s
+        if kind is ServiceClass.BATCH:
+            target_s = self._ageing_s
+        self._due_s[kind] = min(self._due_s[kind], now + target_s)
+        self._waits_since_s = min(self._waits_since_s, now)
+
+    def use(self, now: float) -> None:
+        """Note that a job of it ended."""
+        self._last_use_s = now
+
+    # Changes of state
+
+    def begin(self, kind: MoveKind, now: float) -> None:
+        """Note that a move of that kind starts."""
+        if kind is MoveKind.WAKE:
+            self.state = WeightState.WAKING
+            due_s = self._due_s[ServiceClass.BATCH]
+            self.is_owed = not self.model.waiting.num_interactive and now >= due_s
+        else:
+            self._go(WeightState.PARKING, now)
+
+    def arrive(self, now: float, seconds: float | None = None) -> None:
+        """Note that the weights are here, after a wake that took `seconds`."""
+        self.state = WeightState.RESIDENT
+        if self._absent_since_s is not None:
+            self._absent_s += now - self._absent_since_s
+        self._absent_since_s = None
+        self.stay()
+        self._forget_claims()
+        if seconds is None:
+            return
+        self._forget_failures()
+        self._since_s = now
+        self._tokens_before = self.model.counters.output_tokens
+        self.num_wakes += 1
+        self.waking_s += seconds
+        gain = _GAIN if self._has_measured else 1.0
+        self.wake_s += gain * (seconds - self.wake_s)
+        self._has_measured = True
+
+    def park(self, now: float) -> None:
+        """Note that the weights are in host memory; its requests wait from now on.
+
+        It has no rows.
+        """
+        self._forget_failures()
+        if self.state is WeightState.PARKING:
+            self.state = WeightState.PARKED
+            self.num_parks += 1
+        else:
+            self._go(WeightState.PARKED, now)
+
+    def _go(self, state: WeightState, now: float) -> None:
+        if self._absent_since_s is None:
+            self._absent_since_s = now
+        self.state = state
+        self.is_leaving, self.drains_since_s = False, math.inf
+        self.model.waiting.set_open(is_open=False)
+        # Those in the queue waited for something else before, and may come after who made them wait
+        self._forget_claims()
+        if len(self.model.waiting):
+            self._waits_since_s = now
+            self._due_s[ServiceClass.BATCH] = now + self._ageing_s
+            self._due_s[ServiceClass.INTERACTIVE] = now + self._target_s
+
+    def fail(self, kind: MoveKind, now: float) -> None:
+        """Note that a move failed: it is tried again, each time later."""
+        wait_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2.0**self._num_failures)
+        self._num_failures += 1
+        if kind is MoveKind.WAKE:
+            self.state = WeightState.PARKED
+        else:
+            self.arrive(now)
+        self.retry_s = now + wait_s
+
+    def give_up(self, cause: str) -> None:
+        """Note that the weights can never be resident, and why."""
+        self.state, self.cause = WeightState.COLD, cause
+
+    def drain(self, now: float) -> None:
+        """Close its queue: it was chosen to leave."""
+        if self.drains_since_s == math.inf:
+            self.drains_since_s = now
+            self.model.waiting.set_open(is_open=False)
+
+    def stay(self) -> None:
+        """Open its queue: it need not leave."""
+        self.is_leaving, self.drains_since_s = False, math.inf
+        self.model.waiting.set_open(is_open=True)
+
+    def drained_s(self) -> float:
+        """Return when it leaves with its interactive sequences, if it is to leave."""
+        return self.drains_since_s + self._policy.drain_s(self.wake_s)
+
+    def _forget_claims(self) -> None:
+        self._due_s = dict.fromkeys(ServiceClass, math.inf)
+        self._waits_since_s = math.inf
+
+    def _forget_failures(self) -> None:
+        self._num_failures, self.retry_s = 0, -math.inf
+
+    # What policies and readers see
+
+    def standing(self, now: float) -> Standing:
+        """Return what a policy may know."""
+        model, waiting = self.model, self.model.waiting
+        has_queued, num_rows = waiting.num_interactive > 0, self.num_interactive_rows
+        due_s = math.inf
+        if self.is_claimed:
+            kind = ServiceClass.INTERACTIVE if has_queued else ServiceClass.BATCH
+            due_s = -math.inf if self.residency is Residency.ALWAYS else self._due_s[kind]
+        return Standing(
+            name=self.name,
+            num_bytes=self.num_bytes,
+            residency=self.residency,
+            state=self.state,
+            wake_s=self.wake_s,
+            rate_per_s=model.meter.rate_per_s,
+            target_s=self._target_s,
+            due_s=due_s,
+            waits_since_s=self._waits_since_s,
+            is_batch_claim=not has_queued,
+            is_idle=model.num_live == 0,
+            has_interactive=has_queued or num_rows > 0,
+            has_interactive_rows=num_rows > 0,
+            oldest_queued_s=waiting.oldest_s,
+            keeps_until_s=self._since_s
+            + self._policy.keeps_s(self.wake_s, has_token=self.has_token),
+            is_owed=self.is_owed,
+            last_use_s=self._last_use_s,
+            is_leaving=self.drains_since_s < math.inf,
+            may_try=now >= self.retry_s,
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError where the state contradicts the model's sequences."""
+        waiting, table = self.model.waiting, self.model.running
+        is_draining = self.drains_since_s < math.inf
+        assert waiting.is_open == (self.is_resident and not is_draining), "a queue is open or not"
+        assert self.is_resident or not table.num_live, f"{self.name} is away and has rows"
+        assert not (self.is_leaving and not is_draining), f"{self.name} leaves unasked"
+        assert (self._absent_since_s is None) or not self.is_resident, "it is counted as away"
+        if self.is_claimed and len(waiting):
+            assert min(self._due_s.values()) < math.inf, (
+                f"nobody sees that {self.name} is waited for"
+            )
