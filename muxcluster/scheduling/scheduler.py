@@ -112,7 +112,6 @@ class UnitScheduler:
         self._failures = Failures(self._memory)
         self._start = resident_at_start(spec)
         self._weights = weight_moves(spec, models, self._memory, self._shares)
-        self._absent_before_s: dict[str, float] = {}  # of models, when a request came, by its id
         self._show_runnable()
         self._live: dict[str, LiveRequest] = {}
         self._num_added = 0
@@ -158,7 +157,7 @@ class UnitScheduler:
                 return events_only([_without_weights(live, weights.cause, now)])
             weights.expect(live, now)
             self._weights.touch()
-            self._absent_before_s[request.request_id] = weights.absent_s(now)
+            live.absent_before_s = weights.absent_s(now)
         self._live[request.request_id] = live
         model.waiting.push(live)
         return None
@@ -299,6 +298,7 @@ class UnitScheduler:
         Raises ValueError where these do not fit together.
         """
         events: list[Event] = []
+        names = frozenset(()) if self._weights is None else self._weights.fitting(resident)
         self._kv.reset_copies()
         jobs = self._shares.running
         for job in jobs:
@@ -310,7 +310,7 @@ class UnitScheduler:
                 self._memory.requeue(model, row, now, is_trusted=False)
         self._kv.drop_cache()
         if self._weights is not None:
-            self._weights.reset(now, resident)
+            self._weights.reset(now, names)
             self._show_runnable()
         return self._output(events_only(events), now)
 
@@ -415,7 +415,6 @@ class UnitScheduler:
         if self._weights is not None:
             self._weights.check()
             assert self._view.models == self._weights.runnable, "lanes see other models"
-            assert self._absent_before_s.keys() == self._live.keys(), "absences are miscounted"
         num_live = sum(model.num_live for model in self._models.values())
         assert num_live == len(self._live), "a request is lost or lives twice"
 
@@ -453,9 +452,9 @@ class UnitScheduler:
         assert self._weights is not None
         for event in events:
             assert isinstance(event, Finished), "requests that were accepted only finish"
-            before_s = self._absent_before_s.pop(event.request_id)
-            weights = self._weights.of(self._live[event.request_id].request.model)
-            yield replace(event, waking_s=weights.absent_s(now) - before_s)
+            live = self._live[event.request_id]
+            absent_s = self._weights.of(live.request.model).absent_s(now)
+            yield replace(event, waking_s=absent_s - live.absent_before_s)
 
 
 def _without_weights(live: LiveRequest, cause: str, now: float) -> Finished:

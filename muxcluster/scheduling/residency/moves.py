@@ -226,18 +226,26 @@ class WeightMoves:
             return
         assert all(job.model != name for job in self._shares.running), f"jobs of {name} run"
         self._memory.give_up(each.model, now)
-        each.park(now)
+        each.lose(now)
         self._changed()
 
-    def reset(self, now: float, resident: Collection[str] | None) -> None:
-        """Begin again after a loss of all memory; no model has rows or running jobs.
+    def fitting(self, resident: Collection[str] | None) -> frozenset[str]:
+        """Return models that are resident after a loss of all memory; None: those of the start.
 
-        resident: models that are resident now, None: those of the start. A running move is
-        forgotten. Raises ValueError where these are more than fit.
+        Raises ValueError where they do not fit beside those that always are resident, KeyError for
+        an unknown one.
         """
         names = frozenset(self._start if resident is None else resident)
-        if sum(self._of[name].num_bytes for name in names) > self.room:
-            raise ValueError(f"{sorted(names)} cannot be resident together")
+        kept = names | {e.name for e in self._all if e.residency is Residency.ALWAYS}
+        if sum(self._of[name].num_bytes for name in kept) > self.room:
+            raise ValueError(f"{sorted(kept)} cannot be resident together")
+        return names
+
+    def reset(self, now: float, names: frozenset[str]) -> None:
+        """Begin again with `names` resident, see `fitting`; no model has rows or running jobs.
+
+        A running move is forgotten.
+        """
         self._running = self._promised = None
         for each in self._all:
             if each.name in names:

@@ -121,7 +121,7 @@ class Weights:
 
     def arrive(self, now: float, seconds: float | None = None) -> None:
         """Note that the weights are here, after a wake that took `seconds`."""
-        self.state = WeightState.RESIDENT
+        self.state, self.cause = WeightState.RESIDENT, ""
         if self._absent_since_s is not None:
             self._absent_s += now - self._absent_since_s
         self._absent_since_s = None
@@ -149,6 +149,13 @@ class Weights:
             self.num_parks += 1
         else:
             self._go(WeightState.PARKED, now)
+
+    def lose(self, now: float) -> None:
+        """Note that its processes are gone. It has no rows."""
+        is_futile = not self.has_token
+        self.park(now)
+        if is_futile:  # or processes that never live long would be started without a pause
+            self.retry_s = now + _FIRST_RETRY_S
 
     def _go(self, state: WeightState, now: float) -> None:
         if self._absent_since_s is None:
@@ -241,6 +248,4 @@ class Weights:
         assert not (self.is_leaving and not is_draining), f"{self.name} leaves unasked"
         assert (self._absent_since_s is None) or not self.is_resident, "it is counted as away"
         if self.is_claimed and len(waiting):
-            assert min(self._due_s.values()) < math.inf, (
-                f"nobody sees that {self.name} is waited for"
-            )
+            assert min(self._due_s.values()) < math.inf, f"{self.name} is waited for unseen"

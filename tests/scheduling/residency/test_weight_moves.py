@@ -152,7 +152,7 @@ def test_batch_sequences_give_way_and_go_on_with_the_same_tokens() -> None:
 
 def test_an_interactive_sequence_may_end_before_its_model_is_parked() -> None:
     rig = two()
-    rig.add(request("1", "a", num_output=9))
+    rig.add(request("1", "a", num_output=4))
     rig.step()
     rig.add(request("2", "b"), request("3", "a"))
     rig.run()
@@ -169,7 +169,7 @@ def test_a_long_interactive_sequence_is_interrupted_in_the_end() -> None:
     rig.run()
     assert end_of(rig, "1").num_preemptions == 1
     assert end_of(rig, "1").waking_s > 0
-    assert rig.moves[0][0] >= 100.0 + 4 * WAKE_S
+    assert rig.moves[0][0] >= 100.0 + WAKE_S
 
 
 def test_the_one_whose_absence_costs_least_leaves() -> None:
