@@ -358,6 +358,10 @@ class UnitScheduler:
         between shared and mixed jobs comes after all of them, where it might have come amid them.
         """
         jobs = self._fast_forward.repeat(repetitions)
+        if self._weights is not None:
+            for each in repetitions:
+                if each.count:
+                    self._weights.of(each.job.model).use(each.end_s)
         if self._judge is not None:
             self._judge.repeated(repetitions, now)
         return jobs

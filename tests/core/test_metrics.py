@@ -197,7 +197,7 @@ def test_a_log_keeps_everything_over_many_chunks() -> None:
     assert found.rows["arrival_s"].tolist() == list(range(20_000))
     assert found.of_model("m1").rows["prompt_tokens"].tolist() == list(range(1, 20_000, 3))
     assert len(found.of_model("quiet")) == 0
-    assert found.rows.nbytes == 20_000 * ROW.itemsize == 20_000 * 78
+    assert found.rows.nbytes == 20_000 * ROW.itemsize == 20_000 * 86
 
 
 def test_every_reason_of_the_engine_is_an_ending() -> None:

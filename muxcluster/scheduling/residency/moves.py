@@ -103,19 +103,24 @@ class WeightMoves:
 
         Rows of a model that is to be parked are queued again.
         """
-        is_busy = self._running is not None
         is_claimed = any(each.is_claimed for each in self._all)
-        if not (is_claimed or self._has_victims or (self._may_wake_ahead and not is_busy)):
+        may_wake_ahead = self._may_wake_ahead and self._running is None
+        if not (is_claimed or self._has_victims or may_wake_ahead):
             self.next_s = math.inf
             return []
-        standings = [each.standing(now) for each in self._all]
-        free = self._free()
-        turn = self.policy.turn(standings, free, now, self._promised)
-        self._promised = turn.wake
-        self._clear_the_way(turn, now)
-        move = None if is_busy else self._move_for(turn, standings, free, now)
-        self.next_s = min(turn.next_s, self._next_change_s(now))
-        return [] if move is None else [move]
+        moves: list[Move] = []
+        while True:
+            standings, free = [each.standing(now) for each in self._all], self._free()
+            turn = self.policy.turn(standings, free, now, self._promised)
+            self._promised = turn.wake
+            self._clear_the_way(turn, now)
+            self.next_s = min(turn.next_s, self._next_change_s(now))
+            if self._running is not None:
+                return moves
+            move = self._move_for(turn, standings, free, now)
+            if move is None:
+                return moves
+            moves.append(move)  # the way for the next model is cleared meanwhile
 
     def _free(self) -> int:
         """Bytes that nobody has or is promised; those that are being given up are free."""

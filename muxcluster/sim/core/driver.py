@@ -9,11 +9,13 @@ import numpy as np
 from muxcluster.core.events import Finished, Rejected, StepOutput
 from muxcluster.core.job import JobResult, Phase
 from muxcluster.core.request import Request
+from muxcluster.core.residency import Move, MoveKind
+from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.scheduling.steptime.seed import CostSeed, SeedModel
 from muxcluster.sim.core.concurrency import Concurrency, Running
 from muxcluster.sim.core.fast_forward import FastForward
-from muxcluster.sim.core.timing import CostTiming, Timing
+from muxcluster.sim.core.timing import HOST_LINK, CostTiming, Timing
 from muxcluster.sim.core.unit import SimUnit
 from muxcluster.sim.demand.requests import TOKENS
 
@@ -47,8 +49,10 @@ class Sink(Protocol):
 class UnitDriver:
     """One `UnitScheduler` and its running jobs.
 
-    At each moment the order is that of `engine.unit.Unit`: complete jobs that end one by one, add
-    requests, then call `next_jobs` once.
+    At each moment the order is that of `engine.unit.Unit`: complete jobs and moves of weights that
+    end one by one, add requests, then call `next_moves` and `next_jobs` once. A wake takes the
+    seconds that the specification of its model says, or as long as its bytes take from host memory;
+    a park takes none, as host memory keeps the weights. Jobs are not slowed by either.
     """
 
     def __init__(
@@ -79,6 +83,9 @@ class UnitDriver:
         self._feed = feed
         self._is_stirred = feed is not None
         self._wakeup_s = math.inf
+        self._wake_s = {model.name: _wake_s(model, unit.spec) for model in unit.spec.models}
+        self._move: Move | None = None
+        self._move_start_s, self._move_end_s = 0.0, math.inf
 
     def submit(self, request: Request, now: float) -> None:
         """Accept a request at `now`; the unit has been advanced up to then."""
@@ -98,11 +105,12 @@ class UnitDriver:
         """Run up to `until_s`, inclusive for ends of jobs and exclusive for launches."""
         while True:
             if self._fast_forward is not None and not self._is_stirred:
-                if self._fast_forward.advance(until_s):
+                horizon_s = min(until_s, self._move_end_s)
+                if self._fast_forward.advance(horizon_s) and until_s < self._move_end_s:
                     return
                 self.settle()
             end_s = self._jobs.next_end_s
-            next_s = min(end_s, self._wakeup_s)
+            next_s = min(end_s, self._move_end_s, self._wakeup_s)
             if self._is_stirred and self.now < min(until_s, next_s):
                 self._launch()
                 continue
@@ -112,6 +120,8 @@ class UnitDriver:
             self._is_stirred = True
             if end_s <= next_s:
                 self._finish()
+            elif self._move_end_s <= next_s:
+                self._end_move()
             else:
                 self._wakeup_s = math.inf
 
@@ -130,6 +140,9 @@ class UnitDriver:
         now = self.now
         self._is_stirred = False
         self._take_feed(now)
+        for move in self.scheduler.next_moves(now):
+            seconds = self._wake_s[move.model] if move.kind is MoveKind.WAKE else 0.0
+            self._move, self._move_start_s, self._move_end_s = move, now, now + seconds
         jobs = self.scheduler.next_jobs(now)
         launched = [self._jobs.start(job, self._timing.work(job, now), now) for job in jobs]
         self._sink.launched(self, launched)
@@ -144,6 +157,12 @@ class UnitDriver:
                 output = self.scheduler.add(request, now)
                 if output is not None:
                     self._tell(output)
+
+    def _end_move(self) -> None:
+        move, seconds = self._move, self._move_end_s - self._move_start_s
+        assert move is not None
+        self._move, self._move_end_s = None, math.inf
+        self._tell(self.scheduler.moved(move, seconds, self.now))
 
     def _finish(self) -> None:
         entry = self._jobs.finish(self.now)
@@ -163,6 +182,10 @@ class UnitDriver:
         for event in output.events:
             if isinstance(event, Finished | Rejected):
                 self._sink.end(event, self.now)
+
+
+def _wake_s(model: ModelSpec, spec: UnitSpec) -> float:
+    return model.wake_s or model.resident_bytes / (spec.host_link or HOST_LINK)
 
 
 def _seed(unit: SimUnit) -> CostSeed:

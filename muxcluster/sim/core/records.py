@@ -8,12 +8,12 @@ from muxcluster.core.events import Finished, FinishReason
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.metrics.records import CLASSES, Ending, Records, RowLog
 
-_NO_PARTS = (0.0,) * 5
+_NO_PARTS = (0.0,) * 6
 _CLASS = {service_class: index for index, service_class in enumerate(CLASSES)}
 
 
 class RequestTable:
-    """Open requests as objects, ended ones as rows of `ROW` (78 bytes each)."""
+    """Open requests as objects, ended ones as rows of `ROW` (86 bytes each)."""
 
     def __init__(self, context: Mapping[str, int]) -> None:
         """context: most tokens of a sequence, by model."""
@@ -46,7 +46,10 @@ class RequestTable:
         longest = max(self._context[arrival.model] - prompt, 1)
         parts = event.queue_s, event.prefill_s, event.decode_s, event.preempted_s, event.restore_s
         self._keep(
-            arrival, (first_s, now, min(arrival.output_tokens, longest)), Ending.FINISHED, parts
+            arrival,
+            (first_s, now, min(arrival.output_tokens, longest)),
+            Ending.FINISHED,
+            (*parts, event.waking_s),
         )
         return arrival
 
@@ -79,7 +82,8 @@ class RequestTable:
         ending: Ending,
         parts: tuple[float, ...],
     ) -> None:
-        """output: time of the first token, of the last one, number of tokens."""
+        """output: time of the first token, of the last one, number of tokens. parts: from queue_s
+        on, as in `ROW`."""
         first_s, last_s, num_output = output
         lengths = arrival.prompt_tokens, num_output
         times = arrival.time_s, first_s, last_s

@@ -13,7 +13,7 @@ from muxcluster.placement.cost import Cost
 from muxcluster.placement.shapes.shape import ModelShape
 from muxcluster.sim.core.unit import SimModel, SimUnit
 
-_HOST_LINK = 25e9  # bytes/s between a GPU and host memory, for a unit that does not say
+HOST_LINK = 25e9  # bytes/s between a GPU and host memory, for a unit that does not say
 # Mean contexts are rounded to 8 tokens, which changes a decode step of 300 tokens of context by
 # less than 0.3 %.
 _CONTEXT_STEP = 8
@@ -62,7 +62,7 @@ class CostTiming:
         self._models = unit.models
         self._slowdown = next(iter(unit.models.values())).cost.slowdown
         self._tp = unit.tp
-        self._host_link = unit.spec.host_link or _HOST_LINK
+        self._host_link = unit.spec.host_link or HOST_LINK
         self._slot_bytes = {
             model.name: 2 * model.shape.head_dim * model.shape.itemsize
             for model in unit.spec.models

@@ -1,4 +1,4 @@
-"""Results of requests, in columns: 78 bytes per request."""
+"""Results of requests, in columns: 86 bytes per request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -53,6 +53,7 @@ class Record:
     decode_s: float = 0.0
     preempted_s: float = 0.0
     restore_s: float = 0.0
+    waking_s: float = 0.0  # the part of queue_s and preempted_s without its model's weights
 
 
 # Columns of `Record`, with model and class as positions in their lists and None as NaN.
@@ -67,6 +68,7 @@ ROW = np.dtype(
         ("service_class", np.int8),
         ("ending", np.int8),
         *((part, np.float64) for part in PARTS),
+        ("waking_s", np.float64),
     ]
 )
 assert tuple(field.name for field in fields(Record)) == ROW.names
@@ -156,6 +158,7 @@ class RecordLog:
                 record.decode_s,
                 record.preempted_s,
                 record.restore_s,
+                record.waking_s,
             )
         )
 
