@@ -10,7 +10,8 @@ from muxcluster.engine.residency.executor import ResidencyExecutor
 from muxcluster.engine.unit.unit import Unit
 from tests.engine.conftest import ModelBuilder
 from tests.engine.live_units import wait_until_gone
-from tests.engine.residency.crowd import Crowd, Killer, taking_turns
+from tests.engine.residency.crowd import Crowd, Killer
+from tests.engine.residency.moved import in_turns
 from tests.engine.units import spec_of
 from tests.oracles import GreedyOracle
 
@@ -21,7 +22,7 @@ TWELVE = (*FOUR, "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma2"
 def crowd_of(tiny: ModelBuilder, families: Iterable[str], num_resident: int) -> Crowd:
     """A crowd before a unit that has not started."""
     paths = {family: tiny(family) for family in families}
-    spec = taking_turns(spec_of(paths.values(), num_columns=400), num_resident)
+    spec = in_turns(spec_of(paths.values(), num_columns=400), num_resident)
     oracles = {path.name: GreedyOracle(path) for path in paths.values()}
     executor = ResidencyExecutor(spec)
     unit = Unit(spec, lambda deltas: crowd.hear(deltas), executor=executor)
