@@ -112,7 +112,6 @@ class UnitScheduler:
         self._failures = Failures(self._memory)
         self._start = resident_at_start(spec)
         self._weights = weight_moves(spec, models, self._memory, self._shares)
-        self._absent_before_s: dict[str, float] = {}  # of models, when a request came, by its id
         self._show_runnable()
         self._live: dict[str, LiveRequest] = {}
         self._num_added = 0
@@ -157,7 +156,8 @@ class UnitScheduler:
             if weights.cause:
                 return events_only([_without_weights(live, weights.cause, now)])
             weights.expect(live, now)
-            self._absent_before_s[request.request_id] = weights.absent_s(now)
+            self._weights.touch()
+            live.absent_before_s = weights.absent_s(now)
         self._live[request.request_id] = live
         model.waiting.push(live)
         return None
@@ -259,14 +259,14 @@ class UnitScheduler:
             since_s = self._shares.running_since_s(now)
             self._judge.ended(job, seconds, min(since_s, now - seconds), now)
         model = self._models[job.model]
-        if self._weights is not None:
-            self._weights.of(job.model).use(now)
         self._memory.end_copies(job, now, succeeded=True)
         model.peak_blocks = max(model.peak_blocks, model.kv.used)
         if follower is not None:
             self._shares.start(follower, now)
         self._failures.clear(model, job)
         output = self._completion.succeed(model, job, result, now, follower)
+        if self._weights is not None:
+            self._weights.ran(job.model, now)
         return self._output(output, now)
 
     def fail(
@@ -282,6 +282,8 @@ class UnitScheduler:
             return events_only([])
         model = self._models[job.model]
         self._memory.end_copies(job, now, succeeded=False)
+        if self._weights is not None:
+            self._weights.touch()
         return self._output(
             events_only(self._failures.fail(model, job, now, cause, has_started=has_started)), now
         )
@@ -296,6 +298,7 @@ class UnitScheduler:
         Raises ValueError where these do not fit together.
         """
         events: list[Event] = []
+        names = frozenset(()) if self._weights is None else self._weights.fitting(resident)
         self._kv.reset_copies()
         jobs = self._shares.running
         for job in jobs:
@@ -307,7 +310,7 @@ class UnitScheduler:
                 self._memory.requeue(model, row, now, is_trusted=False)
         self._kv.drop_cache()
         if self._weights is not None:
-            self._weights.reset(now, resident)
+            self._weights.reset(now, names)
             self._show_runnable()
         return self._output(events_only(events), now)
 
@@ -412,7 +415,6 @@ class UnitScheduler:
         if self._weights is not None:
             self._weights.check()
             assert self._view.models == self._weights.runnable, "lanes see other models"
-            assert self._absent_before_s.keys() == self._live.keys(), "absences are miscounted"
         num_live = sum(model.num_live for model in self._models.values())
         assert num_live == len(self._live), "a request is lost or lives twice"
 
@@ -441,6 +443,8 @@ class UnitScheduler:
         self._shares.is_exclusive = self._failures.is_exclusive
         self._adaptation.settle()
         preempted = self._memory.take_events()
+        if self._weights is not None and (output.events or preempted):
+            self._weights.touch()
         return replace(output, events=preempted + output.events) if preempted else output
 
     def _with_waking(self, events: Sequence[Event], now: float) -> Iterator[Event]:
@@ -448,9 +452,9 @@ class UnitScheduler:
         assert self._weights is not None
         for event in events:
             assert isinstance(event, Finished), "requests that were accepted only finish"
-            before_s = self._absent_before_s.pop(event.request_id)
-            weights = self._weights.of(self._live[event.request_id].request.model)
-            yield replace(event, waking_s=weights.absent_s(now) - before_s)
+            live = self._live[event.request_id]
+            absent_s = self._weights.of(live.request.model).absent_s(now)
+            yield replace(event, waking_s=absent_s - live.absent_before_s)
 
 
 def _without_weights(live: LiveRequest, cause: str, now: float) -> Finished:

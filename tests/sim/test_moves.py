@@ -24,7 +24,7 @@ def tight_unit(room: int = 2, **changes) -> SimUnit:
     models = tuple(
         replace(
             model,
-            residency=Residency.AUTO,
+            residency=changes.get("residency", Residency.AUTO),
             resident_bytes=13 * GIB,
             wake_s=changes.get("wake_s", WAKE_S),
         )
@@ -96,15 +96,17 @@ def test_what_is_not_resident_is_refused_where_nothing_moves() -> None:
     assert set(rows["ending"].tolist()) == {int(Ending.FINISHED), int(Ending.REJECTED)}
 
 
-def test_one_model_at_a_time_serves_what_came_first_first() -> None:
+def test_one_model_at_a_time_swaps_when_what_runs_has_ended() -> None:
     coming = [
         Arrival(0.0, "1", "a", 50, 200),
-        Arrival(0.1, "2", "b", 50, 5),
-        Arrival(0.2, "3", "a", 50, 5),
-        Arrival(0.3, "4", "c", 50, 5),
+        Arrival(1.0, "2", "b", 50, 5),
+        Arrival(1.1, "3", "a", 50, 5),
+        Arrival(1.2, "4", "c", 50, 5),
     ]
-    records = simulate([tight_unit(room=4, wakes="swap")], coming).records
-    first_s = {
-        records.models[r["model"]] + str(i): r["first_token_s"] for i, r in enumerate(records.rows)
-    }
-    assert len(first_s) == 4
+    unit = tight_unit(room=4, wakes="swap", residency=Residency.ON_DEMAND)
+    rows = simulate([unit], coming).records.rows
+    by_arrival = rows[np.argsort(rows["arrival_s"])]
+    first_s, last_s = by_arrival["first_token_s"].tolist(), by_arrival["last_token_s"].tolist()
+    # The second request for a came when a was to leave, and waits behind the one for c.
+    for before, after in ((0, 1), (1, 3), (3, 2)):
+        assert first_s[after] > last_s[before] + WAKE_S

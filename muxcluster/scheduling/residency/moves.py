@@ -81,7 +81,7 @@ class WeightMoves:
         self._all = [Weights(model, policy, ageing_s) for model in models]
         self._of = {each.name: each for each in self._all}
         self._running: _Running | None = None
-        self._promised: str | None = None  # the model that has the turn
+        self._promised: str | None = None  # the model that has its turn
         self._has_victims = False
         self._may_wake_ahead = True
         self._num_moves = 0
@@ -103,6 +103,8 @@ class WeightMoves:
 
         Rows of a model that is to be parked are queued again.
         """
+        if now < self.next_s:
+            return []
         is_claimed = any(each.is_claimed for each in self._all)
         may_wake_ahead = self._may_wake_ahead and self._running is None
         if not (is_claimed or self._has_victims or may_wake_ahead):
@@ -224,18 +226,26 @@ class WeightMoves:
             return
         assert all(job.model != name for job in self._shares.running), f"jobs of {name} run"
         self._memory.give_up(each.model, now)
-        each.park(now)
+        each.lose(now)
         self._changed()
 
-    def reset(self, now: float, resident: Collection[str] | None) -> None:
-        """Begin again after a loss of all memory; no model has rows or running jobs.
+    def fitting(self, resident: Collection[str] | None) -> frozenset[str]:
+        """Return models that are resident after a loss of all memory; None: those of the start.
 
-        resident: models that are resident now, None: those of the start. A running move is
-        forgotten. Raises ValueError where these are more than fit.
+        Raises ValueError where they do not fit beside those that always are resident, KeyError for
+        an unknown one.
         """
         names = frozenset(self._start if resident is None else resident)
-        if sum(self._of[name].num_bytes for name in names) > self.room:
-            raise ValueError(f"{sorted(names)} cannot be resident together")
+        kept = names | {e.name for e in self._all if e.residency is Residency.ALWAYS}
+        if sum(self._of[name].num_bytes for name in kept) > self.room:
+            raise ValueError(f"{sorted(kept)} cannot be resident together")
+        return names
+
+    def reset(self, now: float, names: frozenset[str]) -> None:
+        """Begin again with `names` resident, see `fitting`; no model has rows or running jobs.
+
+        A running move is forgotten.
+        """
         self._running = self._promised = None
         for each in self._all:
             if each.name in names:
@@ -280,6 +290,17 @@ class WeightMoves:
         ]
         return wait_s + sum(before) + each.wake_s
 
+    def touch(self) -> None:
+        """Look again in the next turn: requests came, ended or were preempted."""
+        self.next_s = -math.inf
+
+    def ran(self, name: str, now: float) -> None:
+        """Note that a job of a model ended; nothing else may have changed by it."""
+        each = self._of[name]
+        each.use(now)
+        if each.is_leaving or not each.has_token:
+            self.touch()
+
     def _ends(self, move: Move) -> bool:
         if self._running is None or self._running.move != move:
             return False
@@ -288,7 +309,7 @@ class WeightMoves:
 
     def _changed(self) -> None:
         self._may_wake_ahead = True
-        self.next_s = -math.inf
+        self.touch()
         self.runnable = self._find_runnable()
 
     def _find_runnable(self) -> tuple[ModelState, ...]:

@@ -24,8 +24,9 @@ _LEAST_STAY_S = 0.5  # where wakes take no time, its requests must still get int
 # seconds: a long prompt would otherwise begin again at each wake.
 _PATIENCE, _PATIENCE_S = 4.0, 10.0
 # Its interactive requests may go on for so many times its wake seconds after others were promised
-# its memory: what is interrupted is recomputed.
-DRAIN_WAKES = 4.0
+# its memory: what is interrupted is recomputed. With 4, fewer requests were in time
+# (bench/residency.py).
+DRAIN_WAKES = 1.0
 # A batch request that has not waited for the ageing time wakes its model only where the parked one
 # expects fewer interactive requests than this until it could be back.
 _FEW_ARRIVALS = 0.1

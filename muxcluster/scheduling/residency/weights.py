@@ -77,6 +77,11 @@ class Weights:
         table = self.model.running
         return table.num_live - table.num_batch
 
+    @property
+    def has_token(self) -> bool:
+        """True if a request of it got a token since its last wake."""
+        return self.model.counters.output_tokens > self._tokens_before
+
     def absent_s(self, now: float) -> float:
         """Return for how long in all it was not resident, counted from the first question on."""
         if self.is_resident:
@@ -116,7 +121,7 @@ class Weights:
 
     def arrive(self, now: float, seconds: float | None = None) -> None:
         """Note that the weights are here, after a wake that took `seconds`."""
-        self.state = WeightState.RESIDENT
+        self.state, self.cause = WeightState.RESIDENT, ""
         if self._absent_since_s is not None:
             self._absent_s += now - self._absent_since_s
         self._absent_since_s = None
@@ -144,6 +149,13 @@ class Weights:
             self.num_parks += 1
         else:
             self._go(WeightState.PARKED, now)
+
+    def lose(self, now: float) -> None:
+        """Note that its processes are gone. It has no rows."""
+        is_futile = not self.has_token
+        self.park(now)
+        if is_futile:  # or processes that never live long would be started without a pause
+            self.retry_s = now + _FIRST_RETRY_S
 
     def _go(self, state: WeightState, now: float) -> None:
         if self._absent_since_s is None:
@@ -204,7 +216,6 @@ class Weights:
         if self.is_claimed:
             kind = ServiceClass.INTERACTIVE if has_queued else ServiceClass.BATCH
             due_s = -math.inf if self.residency is Residency.ALWAYS else self._due_s[kind]
-        has_token = model.counters.output_tokens > self._tokens_before
         return Standing(
             name=self.name,
             num_bytes=self.num_bytes,
@@ -220,7 +231,8 @@ class Weights:
             has_interactive=has_queued or num_rows > 0,
             has_interactive_rows=num_rows > 0,
             oldest_queued_s=waiting.oldest_s,
-            keeps_until_s=self._since_s + self._policy.keeps_s(self.wake_s, has_token=has_token),
+            keeps_until_s=self._since_s
+            + self._policy.keeps_s(self.wake_s, has_token=self.has_token),
             is_owed=self.is_owed,
             last_use_s=self._last_use_s,
             is_leaving=self.drains_since_s < math.inf,
@@ -236,6 +248,4 @@ class Weights:
         assert not (self.is_leaving and not is_draining), f"{self.name} leaves unasked"
         assert (self._absent_since_s is None) or not self.is_resident, "it is counted as away"
         if self.is_claimed and len(waiting):
-            assert min(self._due_s.values()) < math.inf, (
-                f"nobody sees that {self.name} is waited for"
-            )
+            assert min(self._due_s.values()) < math.inf, f"{self.name} is waited for unseen"

@@ -99,6 +99,7 @@ class LiveRequest:
     num_preemptions: int = 0
     suspicion: Suspicion | None = None  # after a failed job, until it is cleared
     num_prompt_logprobs: int = 0  # prompt positions already reported: recompute repeats none
+    absent_before_s: float = 0.0  # seconds for which its model was not resident before it came
     # Place in the queue, the smallest first: by seniority, or by (priority, when the first token is
     # due, order) where the packing goes by deadlines.
     turn: tuple[int, float, int] = (0, 0.0, 0)

@@ -4,8 +4,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from muxcluster.core.events import Finished, Rejected, StepOutput
 from muxcluster.core.job import Job
-from muxcluster.core.request import Request
+from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.residency import Move, MoveKind, Residency
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from tests.scheduling.fake_worker import FakeMemory
@@ -13,12 +14,14 @@ from tests.scheduling.rig import Rig, model_spec, unit_spec
 
 NAMES = "abcdef"
 WAKE_S = 0.2
+PARK_S = 0.01
+SPREAD = 0.2  # of the seconds of a move
 
 
-def weighed(name: str, gib: int = 1, **changes) -> ModelSpec:
-    """A small model whose weights count as so many bytes."""
-    fields = {"residency": Residency.AUTO, "resident_bytes": gib, "wake_s": WAKE_S, **changes}
-    return model_spec(name, **fields)
+def weighed(name: str, num_bytes: int = 1, **changes) -> ModelSpec:
+    """A small model whose weights take so many bytes."""
+    fields = {"residency": Residency.AUTO, "resident_bytes": num_bytes, "wake_s": WAKE_S}
+    return model_spec(name, **{**fields, **changes})
 
 
 def tight_spec(models: Sequence[ModelSpec], room: int, **policy) -> UnitSpec:
@@ -27,32 +30,41 @@ def tight_spec(models: Sequence[ModelSpec], room: int, **policy) -> UnitSpec:
 
 
 class TightRig(Rig):
-    """A rig with weights that move; it knows by itself where they are.
+    """A rig with weights that move, which knows by itself where they are.
 
-    Moves fail with probability `failing`.
+    Asserts at each move that it may be made, and that a model with interactive requests stays.
     """
 
     def __init__(self, spec: UnitSpec, seed: int = 0, *, failing: float = 0.0, **kwargs) -> None:
+        """failing: probability that a move fails."""
         super().__init__(spec, seed, **kwargs)
         self.resident = set(self.scheduler.resident_at_start())
         self.moving: tuple[float, Move] | None = None
         self.moves: list[tuple[float, Move]] = []  # with the time at which each began
-        self.failing = failing
         self.waits_since: dict[str, float] = {}  # models that requests wait for, and since when
-        self.longest_wait_s = 0.0  # until such a model was resident
-        self.model_of: dict[str, str] = {}
-        self._bytes = {model.name: model.resident_bytes for model in spec.models}
-        self._wake_s = {model.name: model.wake_s for model in spec.models}
+        self.longest_wait_s = dict.fromkeys(NAMES, 0.0)  # until such a model was resident
+        self.asked: dict[str, Request] = {}
+        self.open: dict[str, set[str]] = {model.name: set() for model in spec.models}
+        self._failing = failing
+        self._spec_of = {model.name: model for model in spec.models}
+        self._woken_s: dict[str, float] = {}
         self._moves_rng = random.Random(f"moves {seed}")
 
-    @property
-    def taken(self) -> set[str]:
-        """Models whose weights have memory."""
-        return self.resident | ({self.moving[1].model} if self.moving else set())
-
     def add(self, *requests: Request) -> None:
+        for each in requests:
+            self.asked[each.request_id] = each
+            self.open[each.model].add(each.request_id)
         super().add(*requests)
-        self.model_of.update({each.request_id: each.model for each in requests})
+
+    def take(self, output: StepOutput | None) -> None:
+        super().take(output)
+        for event in () if output is None else output.events:
+            if isinstance(event, Finished | Rejected):
+                self.open[self.asked[event.request_id].model].discard(event.request_id)
+
+    def kinds(self, model: str) -> list[MoveKind]:
+        """Its moves, in order."""
+        return [move.kind for _, move in self.moves if move.model == model]
 
     def launch(self) -> list[Job]:
         for move in self.scheduler.next_moves(self.now):
@@ -66,58 +78,70 @@ class TightRig(Rig):
     def _begin(self, move: Move) -> None:
         assert self.moving is None, "two moves at a time"
         assert all(job.model != move.model for _, job in self.running), "a job still runs"
-        assert (move.model in self.resident) == (move.kind is MoveKind.PARK), "no such move"
+        assert (move.model in self.resident) is (move.kind is MoveKind.PARK), "no such move"
+        spec = self._spec_of[move.model]
         if move.kind is MoveKind.PARK:
+            assert spec.residency is not Residency.ALWAYS, "it must always be resident"
+            self._check_stay(move.model)
             self.resident.discard(move.model)
-        seconds = self._wake_s[move.model] if move.kind is MoveKind.WAKE else 0.01
-        self.moving = self.now + seconds * self._moves_rng.uniform(0.8, 1.2), move
+        whole_s = spec.wake_s if move.kind is MoveKind.WAKE else PARK_S
+        seconds = whole_s * self._moves_rng.uniform(1 - SPREAD, 1 + SPREAD)
+        self.moving = self.now + seconds, move
         self.moves.append((self.now, move))
-        held = sum(self._bytes[name] for name in self.taken)
+        held = sum(self._spec_of[name].resident_bytes for name in {*self.resident, move.model})
         assert held <= self.spec.resident_bytes, f"{held} bytes of weights"
 
-    def _note_waits(self) -> None:
-        open_models = {self.model_of[name] for name in self.model_of if name not in self.ends}
-        for model in open_models - self.resident:
-            self.waits_since.setdefault(model, self.now)
-        for model in tuple(self.waits_since):
-            if model in self.resident or model not in open_models:
-                wait_s = self.now - self.waits_since.pop(model)
-                self.longest_wait_s = max(self.longest_wait_s, wait_s)
+    def _check_stay(self, model: str) -> None:
+        """A model that woke for interactive requests stays for four times what its wake took."""
+        woken_s = self._woken_s.get(model, -float("inf"))
+        waited = [name for name in self.open[model] if self.add_s[name] <= woken_s]
+        classes = {self.asked[name].service_class for name in waited}
+        stayed_s = self.now - woken_s
+        least_s = 4 * (1 - SPREAD) * self._spec_of[model].wake_s
+        is_used = ServiceClass.INTERACTIVE in classes
+        assert not is_used or stayed_s >= least_s - 1e-9, f"{model} stayed for {stayed_s} s"
 
-    def end_move(self, *, fails: bool = False, is_final: bool = False) -> None:
+    def _note_waits(self) -> None:
+        waiting = {model for model, names in self.open.items() if names}
+        for model in waiting - self.resident:
+            self.waits_since.setdefault(model, self.now)
+        for model, since_s in tuple(self.waits_since.items()):
+            wait_s = self.now - since_s
+            self.longest_wait_s[model] = max(self.longest_wait_s[model], wait_s)
+            if model in self.resident or model not in waiting:
+                del self.waits_since[model]
+
+    def end_move(self, *, fails: bool = False, is_final: bool = False) -> Move:
         """The move under way ends."""
         assert self.moving is not None
         end_s, move = self.moving
-        begun_s = self.moves[-1][0]
         self.now = max(self.now, end_s)
         self.moving = None
-        is_wake = move.kind is MoveKind.WAKE
+        if (move.kind is MoveKind.WAKE) is not fails:
+            self.resident.add(move.model)
         if fails:
-            if not is_wake:
-                self.resident.add(move.model)
-            out = self.scheduler.move_failed(
-                move, self.now, "the test failed it", is_final=is_final
-            )
+            cause = "the test failed it"
+            self.take(self.scheduler.move_failed(move, self.now, cause, is_final=is_final))
         else:
-            if is_wake:
-                self.resident.add(move.model)
-            out = self.scheduler.moved(move, self.now - begun_s, self.now)
-        self.take(out)
+            if move.kind is MoveKind.WAKE:
+                self._woken_s[move.model] = self.now
+            self.take(self.scheduler.moved(move, self.now - self.moves[-1][0], self.now))
         self._note_waits()
         self.check()
+        return move
 
     def lose(self, model: str) -> None:
-        """The processes of a model are gone, with its jobs."""
+        """The processes of a resident model are gone, with its jobs."""
         if model not in self.resident:
             return
         now = self.now
-        for _, job in list(self.running):
-            if job.model == model and any(each is job for _, each in self.running):
-                self.running = [(now if j is job else end_s, j) for end_s, j in self.running]
-                self.fail(job)
+        while mine := [job for _, job in self.running if job.model == model]:
+            self.running = [(now if job in mine else end_s, job) for end_s, job in self.running]
+            self.fail(mine[0])
         self._refuse()
         self.resident.discard(model)
-        self.take(self.scheduler.lose_model(model, self.now, "the test lost it"))
+        self._woken_s.pop(model, None)
+        self.take(self.scheduler.lose_model(model, now, "the test lost it"))
         self.check()
 
     def reset(self) -> None:
@@ -127,25 +151,25 @@ class TightRig(Rig):
         self.memory = FakeMemory(self.spec)
         self.resident = set(self.scheduler.resident_at_start())
         self.moving = None
+        self._woken_s.clear()
         self.take(self.scheduler.reset(self.now, "the test reset it"))
         self.check()
 
     def step(self) -> None:
-        """Launch, then what comes first: the end of a job, of a move, or time to look again."""
+        """Launch, then what comes first: the end of a job, of a move, or the time of a turn."""
         self.launch()
-        ends_s = [self.running[0][0]] if self.running else []
-        move_s = [self.moving[0]] if self.moving else []
+        job_s = self.running[0][0] if self.running else float("inf")
+        move_s = self.moving[0] if self.moving else float("inf")
         wakeup_s = self.scheduler.next_wakeup(self.now)
-        wakeups = [max(wakeup_s, self.now + 0.001)] if wakeup_s is not None else []
-        if not (ends_s or move_s or wakeups):
-            assert not self.num_open, "requests wait and nothing runs"
+        turn_s = float("inf") if wakeup_s is None else max(wakeup_s, self.now + 0.001)
+        first_s = min(job_s, move_s, turn_s)
+        assert first_s < float("inf") or not self.num_open, "requests wait and nothing happens"
+        if first_s == float("inf"):
             return
-        first_s = min(ends_s + move_s + wakeups)
-        if move_s == [first_s]:
-            fails = self._moves_rng.random() < self.failing
-            self.end_move(fails=fails)
-        elif ends_s == [first_s]:
+        if first_s == job_s:
             self.finish()
+        elif first_s == move_s:
+            self.end_move(fails=self._moves_rng.random() < self._failing)
         else:
             self.now = max(self.now, first_s)
         self._note_waits()

@@ -1,0 +1,371 @@
+"""Thirty models on few H100s: GPUs needed for 99 % of the requests in time. Simulated.
+
+Popularity is the arena's mean rates over 125 days, continued to 30 models by their slope, at
+`--load` times these rates; over the run, rates follow a day of a ServeGen model, condensed. Every
+model is on one GPU, a unit per GPU, in the lane "mixed" (one job at a time):
+
+- ours: more models a GPU than fit; weights move as `scheduling/residency` says.
+- swap: the same models on the same GPUs, one resident at a time, by arrival, as behind llama-swap.
+- static: models by popularity on the GPU with the least load that has memory for them; requests for
+  those without a place are not in time.
+
+In time: at most `SLO_SCALE` times what the request takes alone on a GPU. A wake takes
+`WAKE_S_PER_GIB`, which is what was measured elsewhere for copies from host memory, not here; a copy
+does not slow jobs. Models that the arena has no weights of stand for 13B ones.
+"""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.pop(0)  # the script's folder
+sys.path.insert(0, str(ROOT))
+
+from bench.harness import Bench, Claim, make_parser
+from bench.traces.muxserve import (
+    CHATLMSYS_OUTPUT_TOKENS,
+    CHATLMSYS_PROMPT_TOKENS,
+    read_arena_rates,
+)
+from bench.traces.servegen import WINDOW_S, read_total_rates
+from muxcluster.core.residency import Residency
+from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
+from muxcluster.placement.execution import Execution, UnitPolicy, executions
+from muxcluster.placement.hardware import GIB, GPUS
+from muxcluster.placement.memory import (
+    DoesNotFit,
+    activation_bytes,
+    block_bytes,
+    kv_blocks,
+    recorded_bytes,
+    table_bytes,
+    usable_bytes,
+    weight_bytes,
+)
+from muxcluster.placement.plan import Plan, PlannedModel, PlannedUnit
+from muxcluster.placement.problem import Demand, Limits, Node, Problem
+from muxcluster.placement.shapes.known import SHAPES
+from muxcluster.sim.core.planned import units_of
+from muxcluster.sim.core.simulate import simulate
+from muxcluster.sim.core.unit import SimUnit
+from muxcluster.sim.report.slo import base_latencies, base_s
+from muxcluster.workload.arrival import Arrival
+from muxcluster.workload.metrics.slo import attainment_at_scales
+from muxcluster.workload.seeds import rng_for
+
+NUM_MODELS = 30
+WAKE_S_PER_GIB = 0.047
+SLO_SCALE = 8.0
+IN_TIME = 0.99
+SYSTEMS = ("ours", "swap", "static")
+_GPU = GPUS["H100"]
+_SIGMA = 1.0  # of the log-normal lengths
+_LONGEST, _CONTEXT = 512, 1024
+_ROOM = 0.8  # of a GPU's memory for weights, where no model needs more; KV has the rest
+_POLICY = UnitPolicy(SchedulerSpec(lane="mixed", packing="priority"))
+_LIMITS = Limits()
+_WINDOWS_A_DAY = round(86_400 / WINDOW_S)
+_SIZES = {3: "llama-3.2-3b", 6: "llama-7b", 7: "llama-7b", 12: "llama-13b", 13: "llama-13b"}
+_LARGE = "llama-30b"  # from 30B on
+
+
+def demands_of(data: Path, load: float) -> tuple[Demand, ...]:
+    """The arena's models and what continues them, by falling rate, at `load` times their rates."""
+    rates = read_arena_rates(data / "muxserve" / "lmsys_arena_model_rates_125days.csv")
+    named = sorted(rates.items(), key=lambda each: -each[1])
+    ranks = np.arange(len(named))
+    slope, start = np.polyfit(ranks, np.log([rate for _, rate in named]), 1)
+    named += [
+        (f"more-{rank}-7b", float(np.exp(start + slope * rank)))
+        for rank in range(len(named), NUM_MODELS)
+    ]
+    return tuple(
+        Demand(
+            name,
+            SHAPES[_shape(name)],
+            rate * load,
+            CHATLMSYS_PROMPT_TOKENS,
+            CHATLMSYS_OUTPUT_TOKENS,
+            _CONTEXT,
+            64,
+        )
+        for name, rate in named
+    )
+
+
+def _shape(name: str) -> str:
+    found = re.search(r"(\d+)b", name.lower())
+    size = int(found[1]) if found else 13
+    return _SIZES.get(size, _LARGE if size >= 30 else "llama-13b")
+
+
+def day_of(data: Path) -> np.ndarray:
+    """The first day of ServeGen's m-small, relative to its mean, a value a window."""
+    rates = read_total_rates(data / "servegen" / "total_rate_600s.csv")["m-small"].rates
+    day = np.array(rates[:_WINDOWS_A_DAY])
+    return day / day.mean()
+
+
+def arrivals_of(
+    demands: Sequence[Demand], day: np.ndarray, seconds: float, seed: int
+) -> list[Arrival]:
+    """Poisson arrivals at rates that follow the day."""
+    found = []
+    share = np.concatenate(([0.0], np.cumsum(day) / day.sum()))
+    places = np.linspace(0.0, seconds, len(share))
+    for demand in demands:
+        rng = rng_for(seed, "residency", demand.name)
+        count = rng.poisson(demand.rate * seconds)
+        times = np.sort(np.interp(rng.random(count), share, places))
+        lengths = [
+            np.clip(rng.lognormal(np.log(mean) - _SIGMA**2 / 2, _SIGMA, count), 1, _LONGEST)
+            for mean in (demand.prompt_tokens, demand.output_tokens)
+        ]
+        found += [
+            Arrival(float(at), f"{demand.name}/{i}", demand.name, int(prompt), int(output))
+            for i, (at, prompt, output) in enumerate(zip(times, *lengths, strict=True))
+        ]
+    return sorted(found, key=lambda each: (each.time_s, each.request_id))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One system on so many GPUs."""
+
+    system: str
+    num_gpus: int
+    in_time: float
+    num_placed: int  # models
+    wakes_per_s: float
+    waking_share: float  # of the requests, those that waited for weights
+
+    def row(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def static_places(demands: Sequence[Demand], num_gpus: int) -> list[list[Demand]]:
+    """Models by GPU, all resident; some may have no place."""
+    places: list[list[Demand]] = [[] for _ in range(num_gpus)]
+    for demand in demands:
+        for place in sorted(places, key=lambda each: sum(map(_work, each))):
+            if _fits([*place, demand]):
+                place.append(demand)
+                break
+    return [place for place in places if place]
+
+
+def shared_places(demands: Sequence[Demand], num_gpus: int) -> list[list[Demand]]:
+    """Models by GPU, each where there is least work so far; the large ones on as few GPUs as they
+    take of the work, for they leave little memory to others."""
+    large = [each for each in demands if weight_bytes(each) > _ROOM * _usable()]
+    small = [each for each in demands if each not in large]
+    whole = sum(map(_work, demands))
+    num_large = min(num_gpus - 1, max(1, round(num_gpus * sum(map(_work, large)) / whole)))
+    if num_gpus == 1:
+        return [list(demands)]
+    places: list[list[Demand]] = [[] for _ in range(num_gpus)]
+    for group, mine in ((large, places[:num_large]), (small, places[num_large:])):
+        for demand in sorted(group, key=lambda each: -_work(each)):
+            min(mine, key=lambda each: sum(map(_work, each))).append(demand)
+    return [place for place in places if place]
+
+
+def _work(demand: Demand) -> float:
+    return demand.rate * demand.shape.num_params
+
+
+def _usable() -> int:
+    return usable_bytes(_GPU, 1, _execution(NUM_MODELS))
+
+
+def _execution(num_models: int) -> Execution:
+    return executions(_GPU, 1, num_models, _POLICY)[0]
+
+
+def _fits(demands: Sequence[Demand]) -> bool:
+    try:
+        kv_blocks(_GPU, 1, demands, _LIMITS, _execution(len(demands)))
+    except DoesNotFit:
+        return False
+    return True
+
+
+def _held(demand: Demand, per_block: int) -> int:
+    """Bytes that a model takes while it is resident."""
+    mine = [demand]
+    recorded = recorded_bytes(_GPU, 1, mine, _execution(NUM_MODELS))
+    return weight_bytes(demand) + table_bytes(demand, per_block) + recorded
+
+
+def units_on(
+    places: Sequence[Sequence[Demand]], demands: Sequence[Demand], system: str
+) -> list[SimUnit]:
+    """A unit for each GPU."""
+    node = Node("node", len(places), _GPU)
+    problem = Problem(tuple(demands), (node,), limits=_LIMITS, policy=_POLICY)
+    planned, rooms = [], []
+    for index, mine in enumerate(places):
+        per_block = block_bytes(mine, _LIMITS)
+        room = 0
+        if system == "static":
+            blocks = kv_blocks(_GPU, 1, mine, _LIMITS, _execution(len(mine)))
+        else:
+            largest = max(_held(each, per_block) for each in mine)
+            rest = _usable() - max(activation_bytes(each, _LIMITS) for each in mine)
+            room = largest if system == "swap" else max(largest, int(_ROOM * rest))
+            blocks = (rest - room) // per_block
+        planned.append(
+            PlannedUnit(
+                id=f"gpu-{index}",
+                node="node",
+                gpus=(index,),
+                tp=1,
+                kv_blocks=blocks,
+                models=tuple(
+                    PlannedModel(
+                        name=each.name,
+                        prefill_sm=1.0,
+                        decode_sm=1.0,
+                        batch=1.0,
+                        quota_blocks=0,
+                        throughput=each.rate,
+                    )
+                    for each in mine
+                ),
+            )
+        )
+        rooms.append(room)
+    plan = Plan(
+        method="given",
+        objective="throughput",
+        score=1.0,
+        throughput=1.0,
+        bound=None,
+        solve_seconds=0.0,
+        units=tuple(planned),
+    )
+    by_name = {each.name: each for each in demands}
+    return [
+        SimUnit(_tight(unit.spec, room, by_name, system), unit.models) if room else unit
+        for unit, room in zip(units_of(plan, problem), rooms, strict=True)
+    ]
+
+
+def _tight(spec: UnitSpec, room: int, demands: Mapping[str, Demand], system: str) -> UnitSpec:
+    kind = Residency.ON_DEMAND if system == "swap" else Residency.AUTO
+    models = tuple(
+        replace(
+            model,
+            residency=kind,
+            resident_bytes=_held(demands[model.name], spec.block_bytes),
+            wake_s=WAKE_S_PER_GIB * weight_bytes(demands[model.name]) / GIB,
+        )
+        for model in spec.models
+    )
+    wakes = "swap" if system == "swap" else "deadline"
+    scheduler = replace(spec.scheduler, wakes=wakes)
+    return replace(spec, models=models, resident_bytes=room, scheduler=scheduler)
+
+
+def run(
+    system: str, num_gpus: int, demands: Sequence[Demand], coming: Sequence[Arrival]
+) -> Outcome:
+    """Simulate a system on so many GPUs."""
+    find = static_places if system == "static" else shared_places
+    places = find(demands, num_gpus)
+    placed = {each.name for place in places for each in place}
+    mine = [each for each in coming if each.model in placed]
+    result = simulate(units_on(places, demands, system), mine)
+    alone = Problem(tuple(demands), (Node("alone", 1, _GPU),))
+    bases = base_s(result.records, base_latencies(alone))
+    (share,) = attainment_at_scales(result.records, bases, (SLO_SCALE,))
+    num_wakes = sum(model.num_wakes for unit in result.stats for model in unit.models)
+    return Outcome(
+        system,
+        num_gpus,
+        round(float(share) * len(mine) / len(coming), 4),
+        len(placed),
+        round(num_wakes / result.end_s, 4),
+        round(float((result.records.rows["waking_s"] > 0).mean()), 4),
+    )
+
+
+def needed(
+    system: str, demands: Sequence[Demand], coming: Sequence[Arrival], most: int
+) -> list[Outcome]:
+    """Outcomes by falling share in time, the fewest GPUs with enough of them last.
+
+    Twice as many GPUs until enough is in time, then halves of what is between. The last one has
+    `most` where no number is enough.
+    """
+    found: dict[int, Outcome] = {}
+
+    def is_enough(num_gpus: int) -> bool:
+        if num_gpus not in found:
+            found[num_gpus] = run(system, num_gpus, demands, coming)
+            print(found[num_gpus].row(), flush=True)
+        return found[num_gpus].in_time >= IN_TIME
+
+    too_few, enough = 0, 1
+    while not is_enough(enough) and enough < most:
+        too_few, enough = enough, min(most, 2 * enough)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if is_enough(middle):
+            enough = middle
+        else:
+            too_few = middle
+    return [found[num_gpus] for num_gpus in sorted(found) if num_gpus <= enough]
+
+
+def claims_of(outcomes: Mapping[str, Sequence[Outcome]], same: Outcome) -> list[Claim]:
+    """GPUs of static placement over ours; requests in time, ours over those of swap (`same`) on as
+    many GPUs as ours need."""
+    ours, swap, static = (outcomes[system][-1] for system in SYSTEMS)
+    return [
+        Claim("gpus_saved_over_static", static.num_gpus / ours.num_gpus, "x", 2.0),
+        Claim("gpus_saved_over_swap", swap.num_gpus / ours.num_gpus, "x", 1.0),
+        Claim("in_time_over_swap", ours.in_time / max(same.in_time, 1e-4), "x", 1.0),
+    ]
+
+
+def main() -> None:
+    """Simulate, print, publish."""
+    parser = make_parser(__doc__)
+    parser.add_argument(
+        "--seconds", type=float, help="virtual ones (20000 / load; 1500 / load with --quick)"
+    )
+    parser.add_argument("--load", type=float, default=10.0, help="over the arena's rates (10)")
+    parser.add_argument("--most", type=int, default=24, metavar="N", help="GPUs at most (24)")
+    bench = Bench(parser)
+    options = bench.options
+    data = bench.data()
+    seconds = options.seconds or (1500.0 if options.quick else 20_000.0) / options.load
+    demands = demands_of(data, options.load)
+    coming = arrivals_of(demands, day_of(data), seconds, options.seed)
+    outcomes = {system: needed(system, demands, coming, options.most) for system in SYSTEMS}
+    same = run("swap", outcomes["ours"][-1].num_gpus, demands, coming)
+    bench.publish(
+        claims_of(outcomes, same),
+        {system: [each.in_time for each in found] for system, found in outcomes.items()},
+        virtual_s=seconds,
+        num_requests=len(coming),
+        requests_per_s=round(sum(each.rate for each in demands), 3),
+        load=options.load,
+        weights_gib=round(sum(map(weight_bytes, demands)) / GIB, 1),
+        slo_scale=SLO_SCALE,
+        gpu=_GPU.name,
+        is_simulated=True,
+        wake_s_per_gib=WAKE_S_PER_GIB,
+        rows=[each.row() for found in outcomes.values() for each in found],
+    )
+
+
+if __name__ == "__main__":
+    main()
