@@ -6,7 +6,7 @@ model is on one GPU, a unit per GPU, in the lane "mixed" (one job at a time):
 
 - ours: more models a GPU than fit; weights move as `scheduling/residency` says.
 - swap: the same models on the same GPUs, one resident at a time, by arrival, as behind llama-swap.
-- static: models by popularity on the GPU with the least load that has memory for them; requests for
+- static: as many of the most popular models as there is memory for, all resident; requests for
   those without a place are not in time.
 
 In time: at most `SLO_SCALE` times what the request takes alone on a GPU. A wake takes
@@ -150,13 +150,31 @@ class Outcome:
 
 
 def static_places(demands: Sequence[Demand], num_gpus: int) -> list[list[Demand]]:
-    """Models by GPU, all resident; some may have no place."""
+    """Models by GPU, all resident: those that serve the highest rate of the ways tried.
+
+    By popularity, each that still has a place; or as many of the most popular ones as have a place
+    if the largest are placed first. Each goes to the GPU with the least work of those with memory
+    for it, or to the first one.
+    """
+    ways = [_packed(demands, num_gpus, is_even=is_even) for is_even in (True, False)]
+    for count in range(len(demands), 0, -1):
+        by_size = sorted(demands[:count], key=weight_bytes, reverse=True)
+        found = [_packed(by_size, num_gpus, is_even=is_even) for is_even in (True, False)]
+        whole = [way for way in found if sum(map(len, way)) == count]
+        if whole:
+            ways = [*whole, *ways]  # of equals, the first one
+            break
+    return max(ways, key=lambda way: sum(each.rate for place in way for each in place))
+
+
+def _packed(demands: Sequence[Demand], num_gpus: int, *, is_even: bool) -> list[list[Demand]]:
+    """Those of `demands` that have a place when they are placed in that order."""
     places: list[list[Demand]] = [[] for _ in range(num_gpus)]
     for demand in demands:
-        for place in sorted(places, key=lambda each: sum(map(_work, each))):
-            if _fits([*place, demand]):
-                place.append(demand)
-                break
+        order = sorted(places, key=lambda each: sum(map(_work, each))) if is_even else places
+        place = next((each for each in order if _fits([*each, demand])), None)
+        if place is not None:
+            place.append(demand)
     return [place for place in places if place]
 
 

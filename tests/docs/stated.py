@@ -15,7 +15,13 @@ class Stated:
 
 _TEMPLATES = "docs/generate/results/pages"
 _RENDERING = "muxcluster/text/rendering/process.py"
+_SCHEDULING = "docs/concepts/scheduling.md"
+_WAKES, _RETRIES = (f"muxcluster/scheduling/residency/{name}.py" for name in ("policy", "weights"))
+_RETRY_LINE = "_FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0"
 STATED = (
+    Stated(_SCHEDULING, "10 s", _WAKES, "NO_TARGET_S = 10.0"),
+    Stated(_SCHEDULING, "0.5 s", _RETRIES, _RETRY_LINE),
+    Stated(_SCHEDULING, "30 s", _RETRIES, _RETRY_LINE),
     Stated(
         "docs/guides/interactive-and-batch.md",
         "30 s",
