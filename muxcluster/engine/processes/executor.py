@@ -62,8 +62,8 @@ class ProcessExecutor(ChildExecutor):
             return [self._lose_owner("died")]
         outcomes: list[Outcome] = []
         try:
-            for seat in ready:
-                outcomes.extend(seat.hear())
+            for worker in ready:
+                outcomes.extend(worker.hear())
             if self._is_beat_due():
                 outcomes.extend(self._beat())
                 self._prepare_in_time(time.monotonic())

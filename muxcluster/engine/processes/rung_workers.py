@@ -43,7 +43,7 @@ class WorkerCare:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seat:
+class RungWorker:
     """A worker among its like: the data of its entry in the selector."""
 
     workers: "RungWorkers"
@@ -139,7 +139,7 @@ class RungWorkers:
         self._pids.clear()
 
     def hear(self, worker: WorkerLink) -> Sequence[Outcome]:
-        """As `Seat.hear`; nothing of a worker that was let go."""
+        """As `RungWorker.hear`; nothing of a worker that was let go."""
         if self._workers.get(worker.worker_id) is not worker:
             return ()
         outcomes = worker.hear(time.monotonic())
@@ -168,7 +168,7 @@ class RungWorkers:
         self._ledger.forget_worker(rung_id)
         self._workers[rung_id] = worker
         self._pids[rung_id] = pid
-        care.selector.register(worker.frames, selectors.EVENT_READ, Seat(self, worker))
+        care.selector.register(worker.frames, selectors.EVENT_READ, RungWorker(self, worker))
 
     def _drop(self, worker: WorkerLink) -> None:
         del self._workers[worker.worker_id]

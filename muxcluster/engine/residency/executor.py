@@ -28,7 +28,7 @@ from muxcluster.engine.processes.launcher import ForkLauncher
 from muxcluster.engine.processes.liveness import Patience
 from muxcluster.engine.processes.losses import LossLedger
 from muxcluster.engine.processes.owner_link import OwnerLink
-from muxcluster.engine.processes.rung_workers import Seat
+from muxcluster.engine.processes.rung_workers import RungWorker
 from muxcluster.engine.processes.worker_link import GONE
 from muxcluster.engine.residency.model_link import LinkState, ModelLink
 from muxcluster.scheduling.residency.moves import resident_at_start
@@ -115,8 +115,8 @@ class ResidencyExecutor(ChildExecutor):
         outcomes, self._pending = self._pending, []
         try:
             # Workers first: what they have done counts, whatever became of their owner.
-            for seat in [each for each in ready if isinstance(each, Seat)]:
-                outcomes.extend(self._hear_worker(seat))
+            for worker in [each for each in ready if isinstance(each, RungWorker)]:
+                outcomes.extend(self._hear_worker(worker))
             for link in [each for each in ready if isinstance(each, ModelLink)]:
                 outcomes.extend(self._hear_owner(link))
             outcomes.extend(self._woken())
@@ -191,10 +191,10 @@ class ResidencyExecutor(ChildExecutor):
         self._selector.register(link.control, selectors.EVENT_READ, link)
         return link
 
-    def _hear_worker(self, seat: Seat) -> Sequence[Outcome]:
+    def _hear_worker(self, worker: RungWorker) -> Sequence[Outcome]:
         # Not in the dictionary: a link whose worker was let go in this turn.
-        links = [link for link in self._links.values() if link.workers is seat.workers]
-        return self._guarded(links[0], seat.hear) if links else ()
+        links = [link for link in self._links.values() if link.workers is worker.workers]
+        return self._guarded(links[0], worker.hear) if links else ()
 
     def _guarded(self, link: ModelLink, call: Callable[[], Sequence[Outcome]]) -> Sequence[Outcome]:
         """Return the outcomes of `call`, or of the loss of the model that it found out."""

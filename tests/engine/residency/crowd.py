@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from muxcluster.core.events import FinishReason, TokenDelta
 from muxcluster.core.request import ServiceClass
-from muxcluster.core.residency import Residency
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.residency.executor import ResidencyExecutor
 from muxcluster.engine.unit.unit import Unit
@@ -23,12 +22,6 @@ from tests.oracles import GreedyOracle
 NUM_TOKENS = 6
 NUM_PROMPTS = 5  # different ones of each model: Hugging Face answers each once
 PATIENCE_S = 120.0
-
-
-def taking_turns(spec: UnitSpec, num_resident: int) -> UnitSpec:
-    """The unit with room for so many of its models, all of one size."""
-    models = tuple(replace(m, residency=Residency.AUTO, resident_bytes=1) for m in spec.models)
-    return replace(spec, models=models, resident_bytes=num_resident)
 
 
 def prompts_of(spec: UnitSpec) -> dict[str, list[list[int]]]:

@@ -26,10 +26,10 @@ from muxcluster.engine.residency.executor import ResidencyExecutor
 from tests.engine.driver import Driver, unit_of
 
 
-def in_turns(spec: UnitSpec, num_resident: int, residency: Residency) -> UnitSpec:
-    """The unit with room for so many of its models."""
+def in_turns(spec: UnitSpec, num_resident: int, residency: Residency = Residency.AUTO) -> UnitSpec:
+    """The unit with room for so many of its models, all of one size."""
     models = tuple(replace(m, residency=residency, resident_bytes=1) for m in spec.models)
-    return replace(spec, models=models, resident_bytes=num_resident, partition="threads")
+    return replace(spec, models=models, resident_bytes=num_resident)
 
 
 class Moves:
@@ -107,7 +107,8 @@ def moving(
     patience: Patience | None = None,
 ) -> Iterator[Moves]:
     """A started executor of the models in `directories`, with one worker."""
-    spec = in_turns(unit_of(*directories), num_resident, residency)
+    unit = replace(unit_of(*directories), partition="threads")
+    spec = in_turns(unit, num_resident, residency)
     executor = ResidencyExecutor(spec, patience)
     try:
         executor.start()

@@ -17,10 +17,13 @@ from muxcluster.engine.executor import JobDone, JobFailed
 from muxcluster.engine.gpu.green.executor import GreenExecutor
 from muxcluster.engine.gpu.mps.launcher import MpsExecutor
 from muxcluster.engine.processes.executor import ProcessExecutor
+from muxcluster.engine.residency.executor import ResidencyExecutor
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.engine.unit.in_process import InProcessExecutor
+from muxcluster.engine.unit.unit import Unit
 from tests.engine.conftest import ModelBuilder
 from tests.engine.fakes import fake_spec
+from tests.engine.residency.moved import in_turns
 from tests.engine.units import spec_of
 
 
@@ -39,6 +42,32 @@ def test_the_partition_names_the_executor() -> None:
 def test_what_cannot_be_had_is_refused_by_name(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"partition"):
         make_executor(replace(fake_spec(), **wrong))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"partition": "none"},
+        {"device": "cuda:0", "partition": "mps"},
+        {"device": "cuda:0", "partition": "green"},
+        {"tp": 2},
+    ],
+)
+def test_models_take_turns_in_memory_only_where_the_executor_can_move_them(
+    wrong: dict[str, Any],
+) -> None:
+    spec = replace(in_turns(fake_spec(), 1), partition="threads")
+    executor = make_executor(spec)
+    assert isinstance(executor, ResidencyExecutor)
+    executor.close()
+    with pytest.raises(ConfigError, match="resident_bytes: models cannot take turns in memory"):
+        make_executor(replace(spec, **wrong))
+
+
+def test_a_unit_refuses_an_executor_that_keeps_all_models() -> None:
+    spec = in_turns(fake_spec(), 1)
+    with pytest.raises(ConfigError, match="resident_bytes: InProcessExecutor keeps all models"):
+        Unit(spec, lambda deltas: None, executor=InProcessExecutor(spec))
 
 
 def test_a_gpu_has_its_own_partitions() -> None:
