@@ -17,8 +17,13 @@ _TEMPLATES = "docs/generate/results/pages"
 _RENDERING = "muxcluster/text/rendering/process.py"
 _SCHEDULING = "docs/concepts/scheduling.md"
 _WAKES, _RETRIES = (f"muxcluster/scheduling/residency/{name}.py" for name in ("policy", "weights"))
+_PLAN, _RESIDENCY = "docs/guides/plan.md", "docs/concepts/residency.md"
+_MEMORY = "muxcluster/placement/memory.py"
 _RETRY_LINE = "_FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0"
 STATED = (
+    Stated(_RESIDENCY, "0.1 s", _MEMORY, "_GPU_WAKE_S = 0.1"),
+    Stated(_RESIDENCY, "0.5 s", _MEMORY, "_CPU_WAKE_S = 0.5"),
+    Stated(_PLAN, "20 tokens/s", "muxcluster/cluster/state/rates.py", "LEAST_TOKENS_PER_S = 20.0"),
     Stated(_SCHEDULING, "10 s", _WAKES, "NO_TARGET_S = 10.0"),
     Stated(_SCHEDULING, "0.5 s", _RETRIES, _RETRY_LINE),
     Stated(_SCHEDULING, "30 s", _RETRIES, _RETRY_LINE),

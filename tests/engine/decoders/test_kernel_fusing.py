@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from muxcluster.core.unitspec import UnitSpec
+from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.decoders import kernel_decoder as decoder_module
 from muxcluster.engine.decoders.kernel_decoder import KernelDecoder
 from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu, kernel_decoder
@@ -15,8 +15,9 @@ from muxcluster.engine.forward.paged_forward import Forward
 from muxcluster.engine.load.paged_loading import load_model
 from muxcluster.engine.load.parity import NotFusible, NotTheSame, WholeAttention
 from muxcluster.engine.memory.arena import Arena
+from muxcluster.engine.steps import runner
 from muxcluster.engine.steps.device.captures import CallAgain, Capture
-from muxcluster.engine.steps.runner import UnitMemory, UnitRunner
+from muxcluster.engine.steps.runner import UnitMemory, UnitRunner, load_forward
 from tests.engine.conftest import ModelBuilder
 from tests.engine.driver import Driver, ragged, unit_of
 from tests.engine.tape import TapeCapture
@@ -138,17 +139,17 @@ def test_prompts_and_recorded_decodes_yield_hugging_faces_tokens(
     assert tape.replays > 5
 
 
-def loaded_on_gpu(unit: UnitSpec) -> object:
-    """The forward that a runner on a GPU would make of the unit's model."""
-    made = UnitRunner.__new__(UnitRunner)
-    made._spec, made._group, made._is_cpu = unit, None, False
-    return made._load(unit.models[0])
+def test_a_gpus_runner_fuses_unless_told_not_to(
+    tiny: ModelBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_cpu(spec: ModelSpec, _: str, *__: object, **___: object) -> object:
+        return load_model(spec, "cpu")
 
-
-def test_a_gpus_runner_fuses_unless_told_not_to(tiny: ModelBuilder) -> None:
-    unit = unit_of(tiny("llama"))
-    assert isinstance(loaded_on_gpu(unit), KernelDecoder)
-    assert isinstance(loaded_on_gpu(replace(unit, fuses_layers=False)), Forward)
+    monkeypatch.setattr(runner, "load", on_cpu)
+    unit = replace(unit_of(tiny("llama")), device="cuda:0")
+    (spec,) = unit.models
+    assert isinstance(load_forward(spec, unit), KernelDecoder)
+    assert isinstance(load_forward(spec, replace(unit, fuses_layers=False)), Forward)
 
 
 def test_the_cpus_runner_fuses_unless_told_not_to(tiny: ModelBuilder) -> None:

@@ -23,6 +23,7 @@ from muxcluster.engine.processes.rungs import WorkerRung, rung_per_share
 from muxcluster.engine.steps.device.captures import CudaGraphs
 from muxcluster.engine.steps.device.steps import DeviceSteps
 from muxcluster.engine.steps.runner import UnitMemory, UnitRunner
+from muxcluster.placement import memory as planned
 from muxcluster.placement.execution import Execution, UnitPolicy, executions, unshared
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.memory import activation_bytes, recorded_bytes
@@ -150,8 +151,9 @@ def test_recorded_steps_fit_what_the_pool_leaves_for_them(tmp_path: Path, name: 
         (loaded,) = load(unit_of(model, fuses=True))
         taken = graph_bytes(cuda, loaded)
     workspace = 32 * 2**20
-    one_place = unshared("mixed")
-    reserve = recorded_bytes(GPUS["A100-80GB"], 1, [demand_of(tmp_path, name)], one_place)
+    gpu, demand, one_place = GPUS["A100-80GB"], demand_of(tmp_path, name), unshared("mixed")
+    reserve = recorded_bytes(gpu, 1, demand, one_place)
+    reserve += planned.recording_bytes(gpu, 1, [demand], one_place)
     assert 0.8 * reserve - workspace < taken <= reserve - workspace
 
 

@@ -58,6 +58,8 @@ def test_fp32_is_packed_once_and_the_plain_weight_is_gone() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_weight_that_a_model_asks_for_is_the_plain_one(dtype: torch.dtype) -> None:
+    if not packing_cpu.packs_correctly(dtype):
+        pytest.skip(f"linears in {dtype} stay plain on this processor")
     net = Net(dtype)
     weight = net.again.weight.detach().clone()
     pack_linears(net)
