@@ -74,7 +74,7 @@ def _unit_fits(
             check_split(demand, unit.tp)
         execution = execution_of(node.gpu, unit, problem.policy)
         if unit.resident_bytes:
-            yield from _seats_fit(unit, node, demands, problem)
+            yield from _weights_fit(unit, node, demands, problem)
             return
         room = kv_blocks(node.gpu, unit.tp, demands, problem.limits, execution)
     except DoesNotFit as error:
@@ -87,7 +87,7 @@ def _unit_fits(
         yield f"unit {unit.id}: the quotas are more than its blocks"
 
 
-def _seats_fit(
+def _weights_fit(
     unit: PlannedUnit, node: Node, demands: list[Demand], problem: Problem
 ) -> Iterator[str]:
     """Check a unit in which not all models are resident at once: any set of them that its memory

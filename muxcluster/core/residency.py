@@ -3,6 +3,14 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+# A woken model that has requests stays for at least so many times the seconds it takes to wake, so
+# that at most 1 / (1 + STAY_WAKES) of the time goes into moves.
+STAY_WAKES = 4.0
+# Its interactive requests may go on for so many times its wake seconds after others were promised
+# its memory: what is interrupted is recomputed. With 4, fewer requests were in time
+# (bench/residency.py).
+DRAIN_WAKES = 1.0
+
 
 class Residency(StrEnum):
     """What may become of a model's weights (`models[].residency`)."""

@@ -220,11 +220,11 @@ class UnitScheduler:
             self._show_runnable()
         return self._output(events_only(events), now)
 
-    def lose_model(self, name: str, now: float, cause: str = "") -> StepOutput:
+    def lose_model(self, name: str, now: float) -> StepOutput:
         """Note that the processes of a resident model are gone: it must be woken again.
 
-        Its running jobs have failed before, by `fail`; its sequences are preempted. `cause` is for
-        symmetry with `reset`: nothing ends by it. Raises KeyError for an unknown model.
+        Its running jobs have failed before, by `fail`; its sequences are preempted. Raises KeyError
+        for an unknown model.
         """
         if self._weights is not None:
             self._weights.lose(name, now)

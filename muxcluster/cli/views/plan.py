@@ -81,20 +81,20 @@ def _unit_line(judged: Judged, unit: PlannedUnit) -> Text:
     line.append(load, style=_BAD if report.load > 1 else "green")
     line.append(f"  {_limit(judged, report)}; weights {gib_text(report.weight_bytes)}")
     line.append(f", KV {gib_text(report.kv_bytes)} of {gib_text(report.memory_bytes)}")
-    line.append(_seats_text(report))
+    line.append(_residency_text(report))
     if unit.unproven:
         line.append(f"; unproven: {unit.unproven}", style="yellow")
     return line
 
 
-def _seats_text(report: UnitReport) -> str:
+def _residency_text(report: UnitReport) -> str:
     """Say how many of the models that may be parked are resident at once, if not all."""
-    if report.num_seats is None:
+    if report.num_at_once is None:
         return ""
     num_movable = sum(model.residency is not Residency.ALWAYS for model in report.models)
     return (
-        f"; at least {report.num_seats} of {num_movable} models that may be parked are resident at "
-        f"once, weights of all in {gib_text(report.parked_bytes)} of host memory"
+        f"; at least {report.num_at_once} of {num_movable} models that may be parked are resident "
+        f"at once, weights of all in {gib_text(report.parked_bytes)} of host memory"
     )
 
 

@@ -339,7 +339,7 @@ class Unit:
             started = outcome.has_started
             return self._scheduler.fail(job, now, outcome.message, has_started=started)
         if isinstance(outcome, ModelLost):
-            return self._scheduler.lose_model(outcome.model, now, outcome.message)
+            return self._scheduler.lose_model(outcome.model, now)
         move = self._moves.pop(outcome.move_id)
         if isinstance(outcome, Moved):
             return self._scheduler.moved(move, outcome.seconds, now)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from muxcluster.placement.estimator import beside, turns
 from muxcluster.placement.estimator.queueing import Flow, Quantiles, places_wait
-from muxcluster.placement.estimator.seats import Seats
 from muxcluster.placement.estimator.shares import Loads, Tenant
+from muxcluster.placement.estimator.weight_memory import WeightMemory
 from muxcluster.placement.problem import LENGTH_CV2
 
 _LEAST_FREE = 0.02  # of what a model serves with all rows taken
@@ -59,28 +59,31 @@ def latencies(
     """
     rates = [each.rate * share for each, share in zip(tenants, served, strict=True)]
     found = _of_either_way(tenants, loads, rates)
-    if loads.seats is None:
+    if loads.weight_memory is None:
         return found
-    return _with_seats(tenants, loads.seats, rates, found)
+    return _with_waits(tenants, loads.weight_memory, rates, found)
 
 
-def _with_seats(
-    tenants: Sequence[Tenant], seats: Seats, rates: Sequence[float], found: Sequence[Latency]
+def _with_waits(
+    tenants: Sequence[Tenant],
+    weight_memory: WeightMemory,
+    rates: Sequence[float],
+    found: Sequence[Latency],
 ) -> tuple[Latency, ...]:
     """Return the latencies where not all models are resident at once.
 
     found: with all resident. Of the models that would have requests at the same time, only those
-    with a seat share the unit's steps, which are shorter by so much.
+    that are resident share the unit's steps, which are shorter by so much.
     """
     spans_s = [_span_s(each, late) for each, late in zip(tenants, found, strict=True)]
     at_once = sum(-math.expm1(-rate * span) for rate, span in zip(rates, spans_s, strict=True))
-    num_always = sum(size == 0 for size in seats.model_bytes)
-    shorter = min(1.0, (num_always + seats.num_seats) / max(at_once, 1e-9))
+    num_always = sum(size == 0 for size in weight_memory.model_bytes)
+    shorter = min(1.0, (num_always + weight_memory.num_at_once) / max(at_once, 1e-9))
     found = [replace(late, tpot_s=late.tpot_s.times(shorter)) for late in found]
     spans_s = [_span_s(each, late) for each, late in zip(tenants, found, strict=True)]
     return tuple(
         replace(late, ttft_s=_sum(late.ttft_s, wait), waking_s=wait)
-        for late, wait in zip(found, seats.waits(rates, spans_s), strict=True)
+        for late, wait in zip(found, weight_memory.waits(rates, spans_s), strict=True)
     )
 
 

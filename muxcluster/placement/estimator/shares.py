@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from muxcluster.core.job import Phase
 from muxcluster.placement.estimator.modelcost import ModelCost
-from muxcluster.placement.estimator.seats import Seats
+from muxcluster.placement.estimator.weight_memory import WeightMemory
 from muxcluster.placement.execution import Execution
 from muxcluster.placement.quota import split_blocks
 
@@ -62,8 +62,8 @@ class Loads:
     # The other way of a unit that runs mixed jobs while sharing is measured to gain less
     other: "Loads | None" = None
     # Memory that models share for their weights, and by model its part of the load of it
-    seats: Seats | None = None
-    seat_loads: tuple[float, ...] = ()
+    weight_memory: WeightMemory | None = None
+    weight_memory_loads: tuple[float, ...] = ()
 
     @property
     def shared(self) -> bool:
@@ -86,18 +86,22 @@ class Loads:
             "SM time": self.sms,
             "memory bandwidth": self.bandwidth,
         }
-        return found if self.seats is None else {**found, "memory for weights": self.seat_loads}
+        if self.weight_memory is None:
+            return found
+        return {**found, "memory for weights": self.weight_memory_loads}
 
 
-def expected(tenants: Sequence[Tenant], execution: Execution, seats: Seats | None = None) -> Loads:
+def expected(
+    tenants: Sequence[Tenant], execution: Execution, weight_memory: WeightMemory | None = None
+) -> Loads:
     """Return the loads of the way in which the unit will run its jobs most of the time: the one
     that takes less time, as scheduling/lanes/unsharing.py decides.
 
-    seats: memory that models share for their weights.
+    weight_memory: memory that models share for their weights.
     """
     found = candidates(tenants, execution)
-    if seats is not None:
-        found = [_seated(tenants, loads, seats) for loads in found]
+    if weight_memory is not None:
+        found = [_with_weight_memory(tenants, loads, weight_memory) for loads in found]
     best = min(found, key=lambda each: each.greatest)
     others = [each for each in found if each.is_mixed is not best.is_mixed]
     if not (execution.may_unshare and others):
@@ -105,7 +109,9 @@ def expected(tenants: Sequence[Tenant], execution: Execution, seats: Seats | Non
     return replace(best, other=min(others, key=lambda each: each.greatest))
 
 
-def _seated(tenants: Sequence[Tenant], loads: Loads, seats: Seats) -> Loads:
+def _with_weight_memory(
+    tenants: Sequence[Tenant], loads: Loads, weight_memory: WeightMemory
+) -> Loads:
     """Add the load of the memory that models share for their weights."""
     # without shared SMs one job runs at a time: then its time is the SMs' time
     busy = (
@@ -113,8 +119,8 @@ def _seated(tenants: Sequence[Tenant], loads: Loads, seats: Seats) -> Loads:
         if loads.shared
         else loads.sms
     )
-    seat_loads = seats.loads([each.rate for each in tenants], busy)
-    return replace(loads, seats=seats, seat_loads=seat_loads)
+    weight_memory_loads = weight_memory.loads([each.rate for each in tenants], busy)
+    return replace(loads, weight_memory=weight_memory, weight_memory_loads=weight_memory_loads)
 
 
 def candidates(tenants: Sequence[Tenant], execution: Execution) -> list[Loads]:

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from muxcluster.placement.cost import Cost, cost_for
+from muxcluster.placement.estimator.at_once import (
+    counts_at_once,
+    models_at_once,
+    resident_cost_bytes,
+    weight_memory_of,
+)
 from muxcluster.placement.estimator.backlog import BacklogEstimate, Backlogged, BatchWork
 from muxcluster.placement.estimator.latency import Latency, latencies, served_rates
 from muxcluster.placement.estimator.modelcost import ModelCost
-from muxcluster.placement.estimator.seating import (
-    models_at_once,
-    resident_cost_bytes,
-    seat_counts,
-    seats_of,
-)
-from muxcluster.placement.estimator.seats import Seats
 from muxcluster.placement.estimator.shares import Loads, Tenant, expected, tenants_of, within_loads
+from muxcluster.placement.estimator.weight_memory import WeightMemory
 from muxcluster.placement.execution import CannotRun, Execution, executions, planned
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.memory import (
@@ -57,20 +57,22 @@ class UnitEstimate:
         return self.load if self.backlog is None else self.backlog.load
 
     @property
-    def seats(self) -> Seats | None:
+    def weight_memory(self) -> WeightMemory | None:
         """The memory that models share for their weights; None if all are always resident."""
-        return self.loads.seats
+        return self.loads.weight_memory
 
     def wakes_per_s(self) -> tuple[float, ...]:
         """Wakes/s of each model at its served rate."""
-        if self.seats is None:
+        if self.weight_memory is None:
             return (0.0,) * len(self.tenants)
         rates = [each.rate * part for each, part in zip(self.tenants, self.served, strict=True)]
-        return self.seats.wakes_per_s(rates)
+        return self.weight_memory.wakes_per_s(rates)
 
     def wake_s(self) -> tuple[float, ...]:
         """Seconds of a wake of each model; 0 for one that is always resident."""
-        return (0.0,) * len(self.tenants) if self.seats is None else self.seats.wake_s
+        return (
+            (0.0,) * len(self.tenants) if self.weight_memory is None else self.weight_memory.wake_s
+        )
 
     @property
     def throughput(self) -> float:
@@ -231,14 +233,14 @@ class Estimator:
     def _estimate_as(
         self, execution: Execution, gpu: Gpu, tp: int, offers: tuple[Offer, ...]
     ) -> UnitEstimate:
-        """Return the estimate with the most seats at which all is served, or else most of the
-        objective. What seats do not take is KV."""
+        """Return the estimate with the most models resident at once with which all is served, or
+        else most of the objective. What their weights do not take is KV."""
         if not any(self.problem.demands[index].may_park for index, _ in offers):
-            return self._estimate_seated(execution, gpu, tp, offers, None)
+            return self._estimate_at_once(execution, gpu, tp, offers, None)
         found, refusals = [], []
-        for num_seats in seat_counts([self.problem.demands[index] for index, _ in offers]):
+        for num_at_once in counts_at_once([self.problem.demands[index] for index, _ in offers]):
             try:
-                each = self._estimate_seated(execution, gpu, tp, offers, num_seats)
+                each = self._estimate_at_once(execution, gpu, tp, offers, num_at_once)
             except DoesNotFit as refusal:
                 refusals.append(refusal)
                 continue
@@ -250,25 +252,25 @@ class Estimator:
         best = max(each.value for each in found)
         return min((e for e in found if e.value >= best * (1 - _SAME)), key=lambda e: e.load)
 
-    def _estimate_seated(
+    def _estimate_at_once(
         self,
         execution: Execution,
         gpu: Gpu,
         tp: int,
         offers: tuple[Offer, ...],
-        num_seats: int | None,
+        num_at_once: int | None,
     ) -> UnitEstimate:
-        """num_seats: of the models that may be parked, so many are resident at once; None: all."""
+        """num_at_once: so many of those that may be parked are resident at once; None: all."""
         problem = self.problem
         demands = [problem.demands[index] for index, _ in offers]
         per_block = block_bytes(demands, problem.limits)
         costs = [self.model(index, gpu, tp, per_block) for index, _ in offers]
-        at_once = models_at_once(costs, gpu, execution, num_seats)
+        at_once = models_at_once(costs, gpu, execution, num_at_once)
         num_blocks = self._pool_blocks(execution, gpu, tp, costs, at_once, per_block)
         rates = [rate for _, rate in offers]
         tenants, quotas = tenants_of(costs, rates, num_blocks, execution)
-        seats = seats_of(costs, at_once, gpu, execution)
-        loads = expected(tenants, execution, seats)
+        weight_memory = weight_memory_of(costs, at_once, gpu, execution)
+        loads = expected(tenants, execution, weight_memory)
         value, served, load = self._served(tenants, loads)
         return UnitEstimate(num_blocks, tenants, quotas, execution, loads, served, value, load)
 
@@ -294,8 +296,8 @@ class Estimator:
             pool = min(pool, limits.kv_bytes)
         blocks = pool // bytes_per_block // tp * tp
         if pool < 0 or any(cost.floor_blocks > blocks for cost in costs):
-            seated = [cost.demand for cost in at_once]
-            return kv_blocks(gpu, tp, demands, limits, execution, seated)
+            together = [cost.demand for cost in at_once]
+            return kv_blocks(gpu, tp, demands, limits, execution, together)
         return blocks
 
     def _served(

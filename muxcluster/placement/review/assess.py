@@ -69,9 +69,9 @@ class UnitReport:
     kv_bytes: int
     memory_bytes: int
     models: tuple[ModelReport, ...]
-    # num_seats: of the models that may be parked, so many are resident at once, None: all;
+    # num_at_once: of the models that may be parked, so many are resident at once, None: all;
     # parked_bytes: their weights in host memory
-    num_seats: int | None = None
+    num_at_once: int | None = None
     parked_bytes: int = 0
 
     @property
@@ -100,7 +100,8 @@ def _report(estimator: Estimator, unit: PlannedUnit, plan: Plan) -> UnitReport:
         raise ValueError(f"unit {unit.id}: {estimator.refusal(node.gpu, unit.tp, offers)}")
     demands = [each.cost.demand for each in found.tenants]
     movable = [each for each in demands if each.may_park]
-    loads, seats = found.loads, found.seats
+    loads, weight_memory = found.loads, found.weight_memory
+    num_at_once = None if weight_memory is None else weight_memory.num_at_once
     weights = sorted((weight_bytes(each, unit.tp) for each in movable), reverse=True)
     always = sum(weight_bytes(each, unit.tp) for each in demands if not each.may_park)
     return UnitReport(
@@ -114,12 +115,12 @@ def _report(estimator: Estimator, unit: PlannedUnit, plan: Plan) -> UnitReport:
         prefill=_used(found, loads.prefill),
         sms=_used(found, loads.sms),
         bandwidth=_used(found, loads.bandwidth),
-        weight_bytes=always + sum(weights[: None if seats is None else seats.num_seats]),
+        weight_bytes=always + sum(weights[:num_at_once]),
         kv_bytes=found.kv_blocks * block_bytes(demands, problem.limits),
         memory_bytes=unit.tp * node.gpu.memory_bytes,
         models=_models(found),
-        num_seats=None if seats is None else seats.num_seats,
-        parked_bytes=0 if seats is None else sum(weights),
+        num_at_once=num_at_once,
+        parked_bytes=0 if weight_memory is None else sum(weights),
     )
 
 
@@ -170,7 +171,7 @@ def _models(found: UnitEstimate) -> tuple[ModelReport, ...]:
 def _model(found: UnitEstimate, position: int, late: Latency) -> ModelReport:
     tenant, share = found.tenants[position], found.served[position]
     demand: Demand = tenant.cost.demand
-    residency = Residency.ALWAYS if found.seats is None else demand.residency
+    residency = Residency.ALWAYS if found.weight_memory is None else demand.residency
     return ModelReport(
         name=demand.name,
         offered=tenant.rate,

@@ -110,13 +110,13 @@ def _numbered(meshes: Iterable[_PlacedMesh]) -> Iterable[tuple[int, _PlacedMesh]
 
 
 def _resident_bytes(unit: PlacedUnit) -> int:
-    seats = unit.estimate.seats
-    return 0 if seats is None else seats.resident_bytes
+    weight_memory = unit.estimate.weight_memory
+    return 0 if weight_memory is None else weight_memory.resident_bytes
 
 
 def _unproven(unit: PlacedUnit) -> str:
     found = unit.estimate
-    return "" if found.seats is None else move_refusal(unit.gpu, found.execution)
+    return "" if found.weight_memory is None else move_refusal(unit.gpu, found.execution)
 
 
 def _models(problem: Problem, unit: PlacedUnit) -> tuple[PlannedModel, ...]:
@@ -155,5 +155,5 @@ def _models(problem: Problem, unit: PlacedUnit) -> tuple[PlannedModel, ...]:
 
 def _residency(problem: Problem, unit: PlacedUnit, index: int) -> Residency:
     """Return what may become of a model's weights: where all are resident at once, nothing."""
-    seats = unit.estimate.seats
-    return Residency.ALWAYS if seats is None else problem.demands[index].residency
+    weight_memory = unit.estimate.weight_memory
+    return Residency.ALWAYS if weight_memory is None else problem.demands[index].residency

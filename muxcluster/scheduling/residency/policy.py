@@ -14,19 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from muxcluster.core.residency import Residency, WeightState
+from muxcluster.core.residency import DRAIN_WAKES, STAY_WAKES, Residency, WeightState
 
-# A model that has requests stays for at least so many times the seconds it takes to wake, so that
-# at most 1 / (1 + STAY_WAKES) of the time goes into moves.
-STAY_WAKES = 4.0
 _LEAST_STAY_S = 0.5  # where wakes take no time, its requests must still get into jobs
-# If it got no token meanwhile, it may stay longer, for so many least stays and at least so many
+# A woken model that got no token may stay longer, for so many least stays and at least so many
 # seconds: a long prompt would otherwise begin again at each wake.
 _PATIENCE, _PATIENCE_S = 4.0, 10.0
-# Its interactive requests may go on for so many times its wake seconds after others were promised
-# its memory: what is interrupted is recomputed. With 4, fewer requests were in time
-# (bench/residency.py).
-DRAIN_WAKES = 1.0
 # A batch request that has not waited for the ageing time wakes its model only where the parked one
 # expects fewer interactive requests than this until it could be back.
 _FEW_ARRIVALS = 0.1

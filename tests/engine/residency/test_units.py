@@ -10,7 +10,7 @@ from muxcluster.engine.residency.executor import ResidencyExecutor
 from muxcluster.engine.unit.unit import Unit
 from tests.engine.conftest import ModelBuilder
 from tests.engine.live_units import wait_until_gone
-from tests.engine.residency.crowd import Crowd, Killer
+from tests.engine.residency.clients import Clients, Killer
 from tests.engine.residency.moved import in_turns
 from tests.engine.units import spec_of
 from tests.oracles import GreedyOracle
@@ -19,39 +19,39 @@ FOUR = ("llama", "opt", "mixtral", "bloom")
 TWELVE = (*FOUR, "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma2", "gpt_neox", "mpt")
 
 
-def crowd_of(tiny: ModelBuilder, families: Iterable[str], num_resident: int) -> Crowd:
-    """A crowd before a unit that has not started."""
+def clients_of(tiny: ModelBuilder, families: Iterable[str], num_resident: int) -> Clients:
+    """Clients of a unit that has not started."""
     paths = {family: tiny(family) for family in families}
     spec = in_turns(spec_of(paths.values(), num_columns=400), num_resident)
     oracles = {path.name: GreedyOracle(path) for path in paths.values()}
     executor = ResidencyExecutor(spec)
-    unit = Unit(spec, lambda deltas: crowd.hear(deltas), executor=executor)
-    crowd = Crowd(unit, executor, spec, oracles)
-    return crowd
+    unit = Unit(spec, lambda deltas: clients.hear(deltas), executor=executor)
+    clients = Clients(unit, executor, spec, oracles)
+    return clients
 
 
 def test_more_models_than_memory_answer_as_alone_though_processes_are_killed(
     tiny: ModelBuilder,
 ) -> None:
     """Four families in memory for two, 32 clients, batch work beside."""
-    crowd = crowd_of(tiny, FOUR, num_resident=2)
-    crowd.num_clients = 32
-    killer = Killer(crowd.executor, random.Random(2))
+    clients = clients_of(tiny, FOUR, num_resident=2)
+    clients.num_clients = 32
+    killer = Killer(clients.executor, random.Random(2))
     script = {40: killer.worker, 80: killer.waking, 120: killer.model_owner}
 
     def disturb(num_ended: int) -> None:
         if num_ended in script:
             script[num_ended]()
 
-    crowd.unit.start()
+    clients.unit.start()
     try:
-        crowd.run(200, disturb)
-        stats = crowd.unit.stats()
-        processes = [crowd.executor.owner_pid, *crowd.executor.model_pids.values()]
+        clients.run(200, disturb)
+        stats = clients.unit.stats()
+        processes = [clients.executor.owner_pid, *clients.executor.model_pids.values()]
     finally:
-        crowd.unit.close()
+        clients.unit.close()
     assert killer.kills["worker"] == killer.kills["model owner"] == 1
-    assert set(crowd.by_model) == {model.name for model in crowd.spec.models}
+    assert set(clients.by_model) == {model.name for model in clients.spec.models}
     assert all(model.num_wakes for model in stats.models if model.weights != "resident")
     assert sum(model.weights == "resident" for model in stats.models) <= 2
     wait_until_gone(processes)
@@ -63,10 +63,10 @@ def test_twelve_families_in_memory_for_four_lose_no_request_of_ten_thousand(
     tiny: ModelBuilder,
 ) -> None:
     """64 clients, Zipf popularity, a fifth batch work, and a kill of some kind all along."""
-    crowd = crowd_of(tiny, TWELVE, num_resident=4)
-    killer = Killer(crowd.executor, random.Random(3))
+    clients = clients_of(tiny, TWELVE, num_resident=4)
+    killer = Killer(clients.executor, random.Random(3))
     kinds = (killer.worker, killer.waking, killer.worker, killer.model_owner)
-    crowd.unit.start()
+    clients.unit.start()
 
     def disturb(num_ended: int) -> None:
         if num_ended in (3_000, 7_000):
@@ -75,13 +75,13 @@ def test_twelve_families_in_memory_for_four_lose_no_request_of_ten_thousand(
             kinds[num_ended // 250 % len(kinds)]()
 
     try:
-        crowd.run(10_000, disturb)
-        stats = crowd.unit.stats()
-        assert crowd.unit.state is UnitState.READY
+        clients.run(10_000, disturb)
+        stats = clients.unit.stats()
+        assert clients.unit.state is UnitState.READY
     finally:
-        crowd.unit.close()
+        clients.unit.close()
     assert killer.kills["pool owner"] == 2
     assert min(killer.kills.values()) >= 2
-    assert sum(crowd.by_model.values()) == 10_000
-    assert set(crowd.by_model) == {model.name for model in crowd.spec.models}
+    assert sum(clients.by_model.values()) == 10_000
+    assert set(clients.by_model) == {model.name for model in clients.spec.models}
     assert sum(model.num_wakes for model in stats.models) > 12

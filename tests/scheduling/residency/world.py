@@ -141,7 +141,7 @@ class TightRig(Rig):
         self._refuse()
         self.resident.discard(model)
         self._woken_s.pop(model, None)
-        self.take(self.scheduler.lose_model(model, now, "the test lost it"))
+        self.take(self.scheduler.lose_model(model, now))
         self.check()
 
     def reset(self) -> None:

@@ -15,7 +15,7 @@ from bench.planning.verify import violations
 from muxcluster.core.residency import Residency
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.placement.estimator import Estimator
-from muxcluster.placement.estimator.seats import Seats, late_s
+from muxcluster.placement.estimator.weight_memory import WeightMemory, late_s
 from muxcluster.placement.execution import execution_of
 from muxcluster.placement.hardware import GIB, GPUS, cpu
 from muxcluster.placement.memory import (
@@ -59,14 +59,15 @@ def lru_wakes(rates, sizes, room, seed, span_s) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("num_models", "num_seats", "exponent"), [(6, 2, 1.0), (12, 4, 1.0), (30, 8, 0.5), (3, 1, 0.0)]
+    ("num_models", "num_at_once", "exponent"),
+    [(6, 2, 1.0), (12, 4, 1.0), (30, 8, 0.5), (3, 1, 0.0)],
 )
-def test_wakes_are_those_of_a_simulated_lru(num_models, num_seats, exponent) -> None:
+def test_wakes_are_those_of_a_simulated_lru(num_models, num_at_once, exponent) -> None:
     rates = [1.0 / (rank + 1) ** exponent for rank in range(num_models)]
     sizes = [GIB] * num_models
-    seats = Seats(num_seats, num_seats * GIB, tuple(sizes), (1e-9,) * num_models)
-    found = seats.wakes_per_s(rates)
-    seen = lru_wakes(rates, sizes, num_seats * GIB, 1, 40_000 / sum(rates))
+    weight_memory = WeightMemory(num_at_once, num_at_once * GIB, tuple(sizes), (1e-9,) * num_models)
+    found = weight_memory.wakes_per_s(rates)
+    seen = lru_wakes(rates, sizes, num_at_once * GIB, 1, 40_000 / sum(rates))
     assert sum(found) == pytest.approx(sum(seen), rel=0.12)
     for each, real in zip(found, seen, strict=True):
         assert each == pytest.approx(real, rel=0.35)
@@ -76,10 +77,10 @@ def test_wakes_of_models_of_different_sizes() -> None:
     draw = random.Random(3)
     sizes = [draw.choice((1, 2, 4)) * GIB for _ in range(20)]
     rates = [1.0 / (rank + 1) for rank in range(20)]
-    seats = Seats(6, 24 * GIB, tuple(sizes), (1e-9,) * 20)
-    room = seats.turn_bytes
+    weight_memory = WeightMemory(6, 24 * GIB, tuple(sizes), (1e-9,) * 20)
+    room = weight_memory.turn_bytes
     seen = lru_wakes(rates, sizes, room, 2, 40_000 / sum(rates))
-    assert sum(seats.wakes_per_s(rates)) == pytest.approx(sum(seen), rel=0.15)
+    assert sum(weight_memory.wakes_per_s(rates)) == pytest.approx(sum(seen), rel=0.15)
 
 
 @given(
@@ -89,17 +90,17 @@ def test_wakes_of_models_of_different_sizes() -> None:
 )
 def test_moves_take_at_most_a_fifth_of_the_time_and_waits_are_finite(rates, wake_s, data) -> None:
     count = data.draw(st.integers(1, len(rates) - 1))
-    seats = Seats(count, count * GIB, (GIB,) * len(rates), (wake_s,) * len(rates))
-    assert sum(seats.wakes_per_s(rates)) * wake_s <= 0.2 * (1 + 1e-9)
-    for wait in seats.waits(rates, [5.0] * len(rates)):
+    weight_memory = WeightMemory(count, count * GIB, (GIB,) * len(rates), (wake_s,) * len(rates))
+    assert sum(weight_memory.wakes_per_s(rates)) * wake_s <= 0.2 * (1 + 1e-9)
+    for wait in weight_memory.waits(rates, [5.0] * len(rates)):
         assert 0 <= wait.median <= wait.high < math.inf
 
 
 @given(rates=st.lists(st.floats(1e-3, 3), min_size=3, max_size=8))
-def test_one_seat_more_means_fewer_wakes(rates) -> None:
+def test_one_model_more_at_once_means_fewer_wakes(rates) -> None:
     sizes, seconds = (GIB,) * len(rates), (0.01,) * len(rates)
     found = [
-        sum(Seats(count, count * GIB, sizes, seconds).wakes_per_s(rates))
+        sum(WeightMemory(count, count * GIB, sizes, seconds).wakes_per_s(rates))
         for count in range(1, len(rates) + 1)
     ]
     assert found == sorted(found, reverse=True)
@@ -240,8 +241,8 @@ def check_every_set(unit: PlannedUnit, problem: Problem) -> None:
     always = sum(sizes[each.name] for each in mine if not each.may_park)
     movable = [sizes[each.name] for each in mine if each.may_park]
     (report,) = assess(problem, Plan.model_construct(units=(unit,), **_REST))
-    assert report.num_seats is not None
-    for some in combinations(movable, report.num_seats):
+    assert report.num_at_once is not None
+    for some in combinations(movable, report.num_at_once):
         assert always + sum(some) <= unit.resident_bytes
         assert always + sum(some) + rest <= usable_bytes(gpu, unit.tp, execution)
 

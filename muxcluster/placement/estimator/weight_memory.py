@@ -10,37 +10,32 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from muxcluster.core.residency import DRAIN_WAKES, STAY_WAKES
 from muxcluster.placement.estimator.queueing import FULLEST, Quantiles
 
 _BISECTIONS = 60
 _LONGEST_S = 1e9  # models that are asked for less often are as good as never resident
 _TAILS = (0.5, 0.05)  # of the median and of the 95th percentile
-# A woken model that has requests stays for so many times the seconds of its wake, against thrash
-# (STAY_WAKES of scheduling/residency/policy.py).
-_STAY_WAKES = 4.0
-# Where its memory was promised to another, its requests go on for so many times those seconds, and
-# are interrupted then (DRAIN_WAKES there).
-_DRAIN_WAKES = 4.0
-_MOST_MOVING = 1 / (1 + _STAY_WAKES)  # of the time
+_MOST_MOVING = 1 / (1 + STAY_WAKES)  # of the time
 _MOST_EXPONENT = 50.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seats:
+class WeightMemory:
     """The memory in which models of a unit take turns.
 
     Models are in the order of the unit's tenants.
     """
 
-    num_seats: int  # so many of them are resident at once, whichever they are
+    num_at_once: int  # so many of them are resident at once, whichever they are
     resident_bytes: int  # for all models of the unit, those that are always resident included
     model_bytes: tuple[int, ...]  # of each while it is resident; 0 for one that always is
     wake_s: tuple[float, ...]  # seconds to wake each; 0 for one that is always resident
 
     @property
     def turn_bytes(self) -> int:
-        """Bytes of the seats."""
-        return sum(sorted(self.model_bytes, reverse=True)[: self.num_seats])
+        """Bytes in which models take turns."""
+        return sum(sorted(self.model_bytes, reverse=True)[: self.num_at_once])
 
     def wakes_per_s(self, rates: Sequence[float]) -> tuple[float, ...]:
         """Return the wakes/s of each model at these requests/s.
@@ -58,7 +53,7 @@ class Seats:
         return tuple(each * most for each in found)
 
     def loads(self, rates: Sequence[float], busy: Sequence[float]) -> tuple[float, ...]:
-        """Return each model's part of the load of the seats: the part of the time in which it
+        """Return each model's part of the load of the memory: the part of the time in which it
         computes or is woken, times its bytes.
 
         busy: the part of the time in which each has jobs at the largest batches.
@@ -78,9 +73,9 @@ class Seats:
         """
         wakes = self.wakes_per_s(rates)
         queue_s = self._queue_s(wakes)
-        seat = self._seat_wait(rates, spans_s, wakes)
+        room = self._room_wait(rates, spans_s, wakes)
         return tuple(
-            Quantiles(*(_late_s(tail, wake_s + queue_s, rate, each, seat) for tail in _TAILS))
+            Quantiles(*(_late_s(tail, wake_s + queue_s, rate, each, room) for tail in _TAILS))
             if each > 0
             else Quantiles(0.0, 0.0)
             for rate, wake_s, each in zip(rates, self.wake_s, wakes, strict=True)
@@ -121,34 +116,34 @@ class Seats:
         squares = sum(each * wake_s**2 for each, wake_s in zip(wakes, self.wake_s, strict=True))
         return squares / (2 * (1 - min(FULLEST, load)))
 
-    def _seat_wait(
+    def _room_wait(
         self, rates: Sequence[float], spans_s: Sequence[float], wakes: Sequence[float]
-    ) -> "_SeatWait":
-        """Return the wait for a seat whose model has no requests, as for a server of M/G/c
+    ) -> "_RoomWait":
+        """Return the wait for memory whose model has no requests, as for a server of M/G/c
         (probability: Sakasegawa 1977); at most until every other model had a turn.
 
-        Whoever has a seat gives it away when its requests end, or are interrupted.
+        Who has it gives it away when its requests end, or are interrupted.
         """
         room = self.turn_bytes
         used = rotation_s = busy_s = 0.0
         for rate, span_s, size, each, wake_s in zip(
             rates, spans_s, self.model_bytes, wakes, self.wake_s, strict=True
         ):
-            part, drain_s = size / room, min(span_s, _DRAIN_WAKES * wake_s)
+            part, drain_s = size / room, min(span_s, DRAIN_WAKES * wake_s)
             in_use = part * min(1.0, -math.expm1(-rate * span_s) + each * wake_s)
             used += in_use
             busy_s += in_use * drain_s
-            rotation_s += part * ((1 + _STAY_WAKES) * wake_s + drain_s)
+            rotation_s += part * ((1 + STAY_WAKES) * wake_s + drain_s)
         if used <= 0:
-            return _SeatWait(0.0, 0.0, 0.0)
+            return _RoomWait(0.0, 0.0, 0.0)
         load = min(FULLEST, used)
-        chance = math.pow(load, math.sqrt(2 * (self.num_seats + 1)) - 1)
-        return _SeatWait(chance, busy_s / used / (self.num_seats * (1 - load)), rotation_s)
+        chance = math.pow(load, math.sqrt(2 * (self.num_at_once + 1)) - 1)
+        return _RoomWait(chance, busy_s / used / (self.num_at_once * (1 - load)), rotation_s)
 
 
 @dataclass(frozen=True, slots=True)
-class _SeatWait:
-    chance: float  # that a wake has to wait for a seat
+class _RoomWait:
+    chance: float  # that a wake has to wait for memory
     mean_s: float  # of those that wait; exponential
     most_s: float
 
@@ -159,11 +154,11 @@ class _SeatWait:
         return min(self.most_s, self.mean_s * math.log(self.chance / tail))
 
 
-def _late_s(tail: float, whole_s: float, rate: float, wakes_per_s: float, seat: _SeatWait) -> float:
-    """Return `late_s` with the wait for a seat."""
-    absent_s = whole_s + seat.chance * min(seat.most_s, seat.mean_s)
+def _late_s(tail: float, whole_s: float, rate: float, wakes_per_s: float, room: _RoomWait) -> float:
+    """Return `late_s` with the wait for memory."""
+    absent_s = whole_s + room.chance * min(room.most_s, room.mean_s)
     late = min(1.0, wakes_per_s * (1 / rate + absent_s))  # part that finds the model absent
-    waiting_s = seat.at(tail / late)
+    waiting_s = room.at(tail / late)
     return max(late_s(tail, whole_s, rate, wakes_per_s), whole_s + waiting_s if waiting_s else 0.0)
 
 

@@ -37,7 +37,7 @@ def prompts_of(spec: UnitSpec) -> dict[str, list[list[int]]]:
 
 
 @dataclass
-class Crowd:
+class Clients:
     """Asks for models by a Zipf law, keeps `num_clients` requests open, and checks every end."""
 
     unit: Unit
