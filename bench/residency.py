@@ -9,9 +9,10 @@ model is on one GPU, a unit per GPU, in the lane "mixed" (one job at a time):
 - static: as many of the most popular models as there is memory for, all resident; requests for
   those without a place are not in time.
 
-In time: at most `SLO_SCALE` times what the request takes alone on a GPU. A wake takes
-`WAKE_S_PER_GIB`, which is what was measured elsewhere for copies from host memory, not here; a copy
-does not slow jobs. Models that the arena has no weights of stand for 13B ones.
+No GPU unit can be started so yet: the engine moves weights on CPU units only. In time: at most
+`SLO_SCALE` times what the request takes alone on a GPU. A wake takes `WAKE_S_PER_GIB`, which is
+what was measured elsewhere for copies from host memory, not here; a copy does not slow jobs. Models
+that the arena has no weights of stand for 13B ones.
 """
 
 import re
@@ -43,8 +44,7 @@ from muxcluster.placement.memory import (
     activation_bytes,
     block_bytes,
     kv_blocks,
-    recorded_bytes,
-    table_bytes,
+    resident_bytes,
     usable_bytes,
     weight_bytes,
 )
@@ -216,9 +216,7 @@ def _fits(demands: Sequence[Demand]) -> bool:
 
 def _held(demand: Demand, per_block: int) -> int:
     """Bytes that a model takes while it is resident."""
-    mine = [demand]
-    recorded = recorded_bytes(_GPU, 1, mine, _execution(NUM_MODELS))
-    return weight_bytes(demand) + table_bytes(demand, per_block) + recorded
+    return resident_bytes(_GPU, 1, demand, per_block, _execution(NUM_MODELS))
 
 
 def units_on(

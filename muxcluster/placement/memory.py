@@ -15,11 +15,11 @@ _LEAST_CONTEXTS = 3
 # within the least contexts.
 _COMMUNICATOR_BYTES = GIB // 4
 _WORKSPACE_BYTES = 32 * 2**20  # of cuBLAS for every stream, set by torch on Hopper
-# Of a wake: seconds beside the copy (assumed on GPUs, none of which has woken a model yet), and
-# bytes/s at which one core packs weights.
+# Of a wake: seconds beside the copy (assumed), and bytes/s at which one core reads and packs
+# weights (measured: 0.9 to 1 GB/s on a slow machine).
 _GPU_WAKE_S = 0.1
 _CPU_WAKE_S = 0.5
-_CPU_PACKED_PER_S = 2e9
+_CPU_PACKED_PER_S = 1e9
 _LOGITS_ROWS = 256  # most rows with fp32 logits at the same time
 
 
