@@ -15,6 +15,7 @@ from muxcluster.cluster.state.fitting import (
     as_found,
     at_backlogs,
     at_rates,
+    backlogs_of,
     desired_of,
     plan_what_fits,
     without,
@@ -28,6 +29,7 @@ from muxcluster.cluster.state.rates import (
 )
 from muxcluster.config.load import Config, load_config
 from muxcluster.config.planning import plan_for
+from muxcluster.config.schema import BacklogSection
 from muxcluster.core.errors import ConfigError, InfeasiblePlan
 from muxcluster.placement.hardware import WHOLE, cpu, gpu_named
 from muxcluster.placement.problem import Node
@@ -336,6 +338,21 @@ def test_configured_batch_work_is_planned_for_though_none_waits(
     rates = {model: 1.0 + index for index, model in enumerate(model_dirs)}
     for waiting in ({}, {name: 600.0}, {}, {name: 100.0}):
         assert _next(replanner, desired, nodes, waiting, **rates) is None
+
+
+def test_measured_batch_work_replaces_a_queue_and_its_deadline(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    config = _config(model_dirs, tmp_path)
+    first = config.models[0]
+    queue = BacklogSection(queue_tokens=7200.0, due_s=3600.0, prompt_tokens=9.0)
+    queued = replace(first, section=first.section.model_copy(update={"batch": queue}))
+    config = replace(config, models=(queued, *config.models[1:]))
+    assert backlogs_of(config) == {first.name: 2.0}
+    found = at_backlogs(config, {first.name: 5.0}).models[0].section.batch
+    # what a file may say: a stored configuration is read again
+    again = BacklogSection.model_validate(found.model_dump())
+    assert (again.tokens_per_s, again.prompt_tokens) == (pytest.approx(5.0), 9.0)
 
 
 def test_batch_work_that_nobody_tells_of_any_more_is_forgotten() -> None:

@@ -77,7 +77,11 @@ def at_backlogs(config: Config, backlogs: Mapping[str, float]) -> Config:
             return model
         lengths = model.section.batch or BacklogSection(tokens_per_day=1.0)
         batch = lengths.model_copy(
-            update={"tokens_per_day": backlogs[model.name] * DAY_S, "queue_tokens": None}
+            update={
+                "tokens_per_day": backlogs[model.name] * DAY_S,
+                "queue_tokens": None,
+                "due_s": DAY_S,
+            }
         )
         return replace(model, section=model.section.model_copy(update={"batch": batch}))
 
