@@ -29,6 +29,7 @@ sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(ROOT))
 
 from bench.harness import Bench, Claim, make_parser
+from bench.planning.given import given_models, given_plan
 from bench.traces.muxserve import (
     CHATLMSYS_OUTPUT_TOKENS,
     CHATLMSYS_PROMPT_TOKENS,
@@ -48,7 +49,7 @@ from muxcluster.placement.memory import (
     usable_bytes,
     weight_bytes,
 )
-from muxcluster.placement.plan import Plan, PlannedModel, PlannedUnit
+from muxcluster.placement.plan import PlannedUnit
 from muxcluster.placement.problem import Demand, Limits, Node, Problem
 from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.core.planned import units_of
@@ -243,33 +244,14 @@ def units_on(
                 gpus=(index,),
                 tp=1,
                 kv_blocks=blocks,
-                models=tuple(
-                    PlannedModel(
-                        name=each.name,
-                        prefill_sm=1.0,
-                        decode_sm=1.0,
-                        batch=1.0,
-                        quota_blocks=0,
-                        throughput=each.rate,
-                    )
-                    for each in mine
-                ),
+                models=given_models(mine),
             )
         )
         rooms.append(room)
-    plan = Plan(
-        method="given",
-        objective="throughput",
-        score=1.0,
-        throughput=1.0,
-        bound=None,
-        solve_seconds=0.0,
-        units=tuple(planned),
-    )
     by_name = {each.name: each for each in demands}
     return [
         SimUnit(_tight(unit.spec, room, by_name, system), unit.models) if room else unit
-        for unit, room in zip(units_of(plan, problem), rooms, strict=True)
+        for unit, room in zip(units_of(given_plan(planned), problem), rooms, strict=True)
     ]
 
 

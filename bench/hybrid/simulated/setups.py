@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.hybrid.simulated.lengths import Even, Fitted
+from bench.planning.given import given_models, given_plan
 from muxcluster.core.unitspec import SchedulerSpec
 from muxcluster.placement.execution import UnitPolicy, executions
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.memory import kv_blocks
-from muxcluster.placement.plan import Plan, PlannedModel, PlannedUnit
+from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.problem import Demand, Node, Problem
 from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.cases.case import Case
@@ -158,15 +159,7 @@ def problem_of(
 
 def _plan(problem: Problem) -> Plan:
     """The model on the whole node."""
-    (demand,), (node,) = problem.demands, problem.nodes
-    model = PlannedModel(
-        name=demand.name,
-        prefill_sm=1.0,
-        decode_sm=1.0,
-        batch=1.0,
-        quota_blocks=0,
-        throughput=demand.rate,
-    )
+    (node,) = problem.nodes
     execution = executions(node.gpu, node.num_gpus, 1, problem.policy)[0]
     unit = PlannedUnit(
         id="mesh",
@@ -174,14 +167,6 @@ def _plan(problem: Problem) -> Plan:
         gpus=tuple(range(node.num_gpus)),
         tp=node.num_gpus,
         kv_blocks=kv_blocks(node.gpu, node.num_gpus, problem.demands, problem.limits, execution),
-        models=(model,),
+        models=given_models(problem.demands),
     )
-    return Plan(
-        method="given",
-        objective="throughput",
-        score=demand.rate,
-        throughput=demand.rate,
-        bound=None,
-        solve_seconds=0.0,
-        units=(unit,),
-    )
+    return given_plan((unit,))

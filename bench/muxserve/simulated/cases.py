@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from bench.planning.cases import points
+from bench.planning.given import given_models, given_plan
 from muxcluster.core.unitspec import SchedulerSpec
 from muxcluster.placement.cost import Profile, read_muxserve
 from muxcluster.placement.execution import UnitPolicy, executions
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.memory import kv_blocks
-from muxcluster.placement.plan import Plan, PlannedModel, PlannedUnit
+from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.problem import Demand, Node, Problem
 from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.cases.case import Case
@@ -151,29 +152,14 @@ def _problem(demands: Sequence[Demand], profile: Profile) -> Problem:
 
 def one_mesh(problem: Problem) -> Plan:
     """All models on the 4 GPUs. What is expected of each is left at its rate."""
-    models = tuple(
-        PlannedModel(
-            name=demand.name,
-            prefill_sm=0.5,
-            decode_sm=0.5,
-            batch=1.0,
-            quota_blocks=0,
-            throughput=demand.rate,
-        )
-        for demand in problem.demands
-    )
     execution = executions(_GPU, 4, len(problem.demands), problem.policy)[0]
     blocks = kv_blocks(_GPU, 4, problem.demands, problem.limits, execution)
     unit = PlannedUnit(
-        id="mesh", node="node-0", gpus=(0, 1, 2, 3), tp=4, kv_blocks=blocks, models=models
+        id="mesh",
+        node="node-0",
+        gpus=(0, 1, 2, 3),
+        tp=4,
+        kv_blocks=blocks,
+        models=given_models(problem.demands, sm_share=0.5),
     )
-    rate = sum(demand.rate for demand in problem.demands)
-    return Plan(
-        method="given",
-        objective="throughput",
-        score=rate,
-        throughput=rate,
-        bound=None,
-        solve_seconds=0.0,
-        units=(unit,),
-    )
+    return given_plan((unit,))
