@@ -9,7 +9,7 @@ from muxcluster.core.errors import ModelNotFound, NotReady
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import JobRecord, ServedModel, UnitStats
-from muxcluster.core.token_source import Stream, TokenSource
+from muxcluster.router.token_source import Stream, TokenSource
 
 MAX_KEPT_JOBS = 100_000  # job records kept where nobody takes them
 

@@ -8,15 +8,15 @@ from contextlib import aclosing, asynccontextmanager
 from enum import StrEnum
 from typing import Protocol
 
+from muxcluster.channel.directory import KeyPair, UnitAddress
 from muxcluster.core.batch_part import BatchPart, LineOver, LinePlace, PartMessage, PartOver
-from muxcluster.core.directory import KeyPair, UnitAddress
 from muxcluster.core.errors import NotReady
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import UnitState, UnitStats
-from muxcluster.core.token_source import Stream
 from muxcluster.router.backend import UnitSource
 from muxcluster.router.routing import PrefixMemory
+from muxcluster.router.token_source import Stream
 from muxcluster.router.unit_load import LoadMeter
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,6 @@ from muxcluster.core.errors import EngineFailure
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import UnitState, UnitStats
-from muxcluster.core.token_source import Stream
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.load.weights import check_weight_files
 from muxcluster.engine.unit.local import LocalUnitClient
@@ -25,6 +24,7 @@ from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.service import CompletionService
 from muxcluster.http.settings import ApiSettings
 from muxcluster.router.backend import RoutedBackend
+from muxcluster.router.token_source import Stream
 
 
 class LocalParts:

@@ -10,12 +10,12 @@ from uuid import uuid4
 import msgspec
 
 from muxcluster.core.errors import MuxClusterError
-from muxcluster.core.token_source import Stream
 from muxcluster.http.answers.usage import UsageTally
 from muxcluster.http.answers.wire import Json, Wire
 from muxcluster.http.calls.call import Call
 from muxcluster.http.calls.choice import ChoiceDelta
 from muxcluster.http.errors import http_error
+from muxcluster.router.token_source import Stream
 from muxcluster.text.schemas import StreamOptions
 
 Deltas = Stream[ChoiceDelta]

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Generic, TypeVar
 
-from muxcluster.core.token_source import Stream
+from muxcluster.router.token_source import Stream
 
 T = TypeVar("T")
 
