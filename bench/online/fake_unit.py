@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from muxcluster.channel.curve import Door
-from muxcluster.channel.directory import UnitAddress
 from muxcluster.channel.server import UnitCalls, UnitServer
 from muxcluster.cluster.state.reconcile import Phase
 from muxcluster.cluster.units.actor import UnitReplica
 from muxcluster.cluster.units.report import ListenSpec, UnitReport
+from muxcluster.core.directory import UnitAddress
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import JobRecord, UnitStats

@@ -21,10 +21,10 @@ from muxcluster.channel.codec import (
     encode,
 )
 from muxcluster.channel.curve import unlock
-from muxcluster.channel.directory import KeyPair, UnitAddress
 from muxcluster.channel.reader import SocketReader
 from muxcluster.channel.unit_stream import UnitStream, UnitStreams
 from muxcluster.core.batch_part import BatchPart, LineOver, PartMessage
+from muxcluster.core.directory import KeyPair, UnitAddress
 from muxcluster.core.errors import EngineFailure, InvalidValue, NotReady, Overloaded, Unavailable
 from muxcluster.core.request import Request
 from muxcluster.core.served import UnitStats

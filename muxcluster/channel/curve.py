@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils import z85
 
-from muxcluster.channel.directory import KeyPair
+from muxcluster.core.directory import KeyPair
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = "unit"

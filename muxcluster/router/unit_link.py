@@ -8,8 +8,8 @@ from contextlib import aclosing, asynccontextmanager
 from enum import StrEnum
 from typing import Protocol
 
-from muxcluster.channel.directory import KeyPair, UnitAddress
 from muxcluster.core.batch_part import BatchPart, LineOver, LinePlace, PartMessage, PartOver
+from muxcluster.core.directory import KeyPair, UnitAddress
 from muxcluster.core.errors import NotReady
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from muxcluster.channel.directory import Directory
+from muxcluster.core.directory import Directory
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.served import ServedModel
 from muxcluster.router.unit_link import RESTART_LIMIT_S, Connect, LinkState, UnitLink

@@ -9,8 +9,8 @@ import numpy as np
 
 from muxcluster.channel.client import UnitClient
 from muxcluster.channel.curve import Door, new_keys
-from muxcluster.channel.directory import KeyPair, UnitAddress
 from muxcluster.channel.server import UnitCalls, UnitServer
+from muxcluster.core.directory import KeyPair, UnitAddress
 from muxcluster.core.errors import InvalidValue, Overloaded
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request

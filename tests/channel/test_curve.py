@@ -15,7 +15,7 @@ from muxcluster.channel import curve
 from muxcluster.channel.client import UnitClient
 from muxcluster.channel.codec import Ping, Submit, encode
 from muxcluster.channel.curve import Door, new_keys, unlock
-from muxcluster.channel.directory import UnitAddress
+from muxcluster.core.directory import UnitAddress
 from muxcluster.core.errors import EngineFailure, NotReady
 from tests.channel.harness import (
     CLIENT_KEYS,

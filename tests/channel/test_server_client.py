@@ -13,8 +13,8 @@ import zmq
 from muxcluster.channel.client import UnitClient
 from muxcluster.channel.codec import Submit, encode
 from muxcluster.channel.curve import Door
-from muxcluster.channel.directory import KeyPair, UnitAddress
 from muxcluster.channel.server import UnitCalls, UnitServer
+from muxcluster.core.directory import KeyPair, UnitAddress
 from muxcluster.core.errors import EngineFailure, InvalidValue, NotReady, Overloaded
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.served import UnitStats

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from muxcluster.channel.directory import Directory, KeyPair, UnitAddress
+from muxcluster.core.directory import Directory, KeyPair, UnitAddress
 from muxcluster.core.errors import NotReady, Overloaded
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request

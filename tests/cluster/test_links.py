@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import numpy as np
 import pytest
 
-from muxcluster.channel.directory import Directory, KeyPair, UnitAddress
+from muxcluster.core.directory import Directory, KeyPair, UnitAddress
 from muxcluster.core.errors import NotReady
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from muxcluster.channel.directory import Directory, UnitAddress
 from muxcluster.cluster.control.routing_table import RETRY_AFTER_S, directory_of
 from muxcluster.cluster.control.watch import UnitWatch
 from muxcluster.cluster.state.desired import Desired, Record, State
@@ -14,6 +13,7 @@ from muxcluster.cluster.state.reconcile import Phase
 from muxcluster.cluster.units.report import UnitReport
 from muxcluster.config.load import load_config
 from muxcluster.config.planning import plan_for
+from muxcluster.core.directory import Directory, UnitAddress
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.problem import Node
 

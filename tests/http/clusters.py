@@ -16,9 +16,9 @@ from openai import AsyncOpenAI
 from ray.exceptions import RayActorError
 
 from muxcluster.channel.curve import Door, new_keys
-from muxcluster.channel.directory import Directory, UnitAddress
 from muxcluster.channel.server import UnitCalls, UnitServer
 from muxcluster.cluster.ingress.ingress import Ingress
+from muxcluster.core.directory import Directory, UnitAddress
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.core.request import Request

@@ -11,7 +11,6 @@ import ray
 from ray.exceptions import RayError
 
 from muxcluster.channel.curve import new_keys
-from muxcluster.channel.directory import Directory
 from muxcluster.cluster.control.edge_keeper import EdgeKeeper
 from muxcluster.cluster.control.replanner import Replanner
 from muxcluster.cluster.control.roster import CLOSE_S, Roster
@@ -40,6 +39,7 @@ from muxcluster.cluster.state.reconcile import (
 from muxcluster.cluster.units.actors import BATCHES, end_unit, find_actor
 from muxcluster.cluster.units.host import UNIT_CLASS
 from muxcluster.cluster.units.report import ListenSpec
+from muxcluster.core.directory import Directory
 
 logger = logging.getLogger(__name__)
 

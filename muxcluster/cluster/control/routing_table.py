@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from muxcluster.channel.directory import Directory
 from muxcluster.cluster.control.watch import UnitWatch
 from muxcluster.cluster.state.desired import State
 from muxcluster.cluster.state.reconcile import Phase
+from muxcluster.core.directory import Directory
 
 # Retry-After for a model without a place: nodes come back in minutes, not in seconds.
 RETRY_AFTER_S = 30.0

@@ -6,9 +6,9 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from muxcluster.channel.client import UnitClient
-from muxcluster.channel.directory import Directory, KeyPair, UnitAddress
 from muxcluster.cluster.control.controller import Controller
 from muxcluster.cluster.ray.actor_calls import Method, P, R, ask
+from muxcluster.core.directory import Directory, KeyPair, UnitAddress
 from muxcluster.core.errors import NotReady
 
 ASK_TIMEOUT_S = 5.0  # a controller that hangs is never reported

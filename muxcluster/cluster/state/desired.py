@@ -4,10 +4,10 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 
-from muxcluster.channel.directory import KeyPair
 from muxcluster.cluster.state.edge import Edge
 from muxcluster.cluster.state.reconcile import Mesh, WantedUnit
 from muxcluster.config.load import Config
+from muxcluster.core.directory import KeyPair
 from muxcluster.core.served import ServedModel
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.placement.plan import Plan, PlannedUnit

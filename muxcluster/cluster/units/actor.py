@@ -10,12 +10,12 @@ from dataclasses import replace
 from ray.util import get_node_ip_address
 
 from muxcluster.channel.curve import Door
-from muxcluster.channel.directory import UnitAddress
 from muxcluster.channel.server import UnitCalls, UnitServer
 from muxcluster.cluster.state.reconcile import Phase
 from muxcluster.cluster.units.job_tap import JobTap
 from muxcluster.cluster.units.mesh import on_granted_gpu
 from muxcluster.cluster.units.report import ListenSpec, UnitReport
+from muxcluster.core.directory import UnitAddress
 from muxcluster.core.errors import EngineFailure, MuxClusterError
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.served import JobRecord, UnitState, UnitStats

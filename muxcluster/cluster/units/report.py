@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from muxcluster.channel.directory import UnitAddress
 from muxcluster.cluster.state.reconcile import Phase
+from muxcluster.core.directory import UnitAddress
 from muxcluster.core.served import UnitStats
 
 

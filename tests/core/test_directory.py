@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxcluster.channel.directory import Directory, KeyPair, UnitAddress
+from muxcluster.core.directory import Directory, KeyPair, UnitAddress
 from muxcluster.core.served import ServedModel
 
 MODEL = ServedModel("m", "/m", 64, 100, (0,))
