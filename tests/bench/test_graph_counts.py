@@ -69,7 +69,7 @@ def test_green_contexts_record_a_third_of_what_they_did(
     executor.start()
     executor.close()
     assert graphs.total() <= 150
-    # Seats in order: prefill at 0.3, 0.5 and 1.0, then twice decode at 0.3, 0.5, 0.7 and 1.0.
+    # Rungs in order: prefill at 0.3, 0.5 and 1.0, then twice decode at 0.3, 0.5, 0.7 and 1.0.
     assert sorted(graphs) == list(range(103, 111))
     assert graphs[103] <= graphs[104] <= graphs[105] < graphs[106]
 
