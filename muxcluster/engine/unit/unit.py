@@ -12,7 +12,7 @@ from muxcluster.core.batch_part import BatchPart, PartMessage
 from muxcluster.core.errors import ConfigError, InvalidValue, NotReady
 from muxcluster.core.events import Finished, FinishReason, StepOutput, TokenDelta
 from muxcluster.core.request import Request
-from muxcluster.core.residency import Move
+from muxcluster.core.residency import Move, MoveKind
 from muxcluster.core.served import SharingStats, UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import (
@@ -342,6 +342,8 @@ class Unit:
             return self._scheduler.lose_model(outcome.model, now)
         move = self._moves.pop(outcome.move_id)
         if isinstance(outcome, Moved):
+            state = "resident" if move.kind is MoveKind.WAKE else "parked"
+            logger.info("%s: %s is %s after %.2f s", self._name, move.model, state, outcome.seconds)
             return self._scheduler.moved(move, outcome.seconds, now)
         return self._scheduler.move_failed(move, now, outcome.message, is_final=outcome.is_final)
 
