@@ -30,7 +30,7 @@ contents = (
     (
         "Results",
         "results",
-        "index thirty-models muxserve bros batchllm blendserve baton planner engine",
+        "index thirty-models residency muxserve bros batchllm blendserve baton planner engine",
     ),
     ("Internals", "internals", "request design add-a-policy testing glossary"),
 )

@@ -495,6 +495,12 @@ _ALL: Mapping[str, tuple[Said, ...]] = {
         Said("ttft_p50_median_abs_error", "error of the median first token", "less"),
         Said("ttft_p95_median_abs_error", "error of its 95th percentile", "less"),
     ),
+    "residency": (
+        Said("gpus_saved_over_static", "GPUs that static placement needs over ours", "more", "goal",
+             "Short answers tolerate little more than one wake, and large models have a GPU to themselves."),
+        Said("gpus_saved_over_swap", "GPUs that swapping needs over ours", "more", "swap"),
+        Said("in_time_over_swap", "requests in time over swapping's, on as many GPUs as ours need", "more", "swap"),
+    ),
     "decision_trace": (
         Said("decision_files_priority", "files that one decision runs through, packing `priority`"),
         Said("decision_depth_priority", "depth of calls"),
