@@ -4,6 +4,21 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar that the text of a request's output must match, from some token on to its end.
+
+    The state of its matcher is a function of the output tokens: whoever has these can go on.
+    """
+
+    # In llguidance's serialised form: JSON {"grammars": [{"json_schema": ...}]}, or the same with
+    # "lark_grammar"
+    grammar: str
+    # Ids of successive output tokens, such as those of "</think>": anything may come before them,
+    # and the grammar holds after them; empty: it holds from the first token
+    begins_after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling and stopping rules of one request, already validated at the edge.
 
@@ -28,3 +43,4 @@ class SamplingParams:
     # Top alternatives reported per output token; 0: only the chosen token; None: no logprobs
     logprobs: int | None = None
     prompt_logprobs: int | None = None  # the same for prompt tokens
+    constraint: Constraint | None = None  # None: any text
