@@ -65,6 +65,8 @@ def served_models(config: Config) -> tuple[ServedModel, ...]:
             vocab_size=model.facts.shape.vocab_size,
             eos_token_ids=model.facts.eos_token_ids,
             slo=_slo(model),
+            tool_format=model.section.tool_format,
+            reasoning=model.section.reasoning,
         )
         for model in config.models
     )

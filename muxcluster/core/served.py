@@ -16,6 +16,8 @@ class ServedModel:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     slo: Slo | None = None
+    tool_format: str = "auto"  # `models[].tool_format` of the file
+    reasoning: str = "auto"  # `models[].reasoning` of the file
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,15 @@ from muxcluster.http.calls.call import Call, Prompt, RequestHead, Tokenised
 from muxcluster.http.calls.call_stream import CallStream
 from muxcluster.http.calls.choice import ChoiceDelta, ChoiceText, one_by_one
 from muxcluster.http.calls.model_text import ModelText, ModelTexts, off_loop
+from muxcluster.http.calls.output import constrained, output_rules
 from muxcluster.http.errors import rejection
 from muxcluster.http.metrics.record import RequestRecord
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.settings import ApiSettings
 from muxcluster.router.backend import Backend
 from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
+from muxcluster.text.tools.asked import AskedTools, asked_tools, num_schema_chars
+from muxcluster.text.tools.output import OutputRules
 from muxcluster.text.validation.body import parse
 from muxcluster.text.validation.prompts import chat_messages, split_prompts, token_ids
 from muxcluster.text.validation.sampling import (
@@ -51,7 +54,7 @@ class CompletionService:
         """Answer a Python call with OpenAI's fields: with `messages` a chat, else a completion.
 
         The first delta raises RequestError, Unavailable, EngineFailure or RequestTimeout. Closing
-        the generator aborts.
+        the generator aborts. Text is as the model writes it, with its reasoning and its tool calls.
         """
         return self._generate(fields, request_id)
 
@@ -61,6 +64,7 @@ class CompletionService:
         schema = ChatBody if "messages" in fields else CompletionBody
         body: GenerationBody = parse(schema, fields, lenient=self._settings.lenient)
         call = await self.prepare(body, RequestHead(request_id or uuid.uuid4().hex))
+        call = replace(call, output=None)
         # no await until `stream` has it: nothing can end between the two
         async with aclosing(self.stream(call)) as deltas:
             async for delta in deltas:
@@ -77,6 +81,7 @@ class CompletionService:
         """
         check_stream_options(body)
         model = self._texts.find(body.model)
+        asked = await self._tools(body)
         sampling = sampling_params(body, model.served, seed=secrets.randbits(63))
         num_choices = (body.n or 1) * num_prompts(body)
         if num_choices > MAX_CALL_CHOICES:
@@ -84,7 +89,10 @@ class CompletionService:
         admission = self._admit(model.served.name, service_class(body), num_choices)
         try:
             if tokenised is None or tokenised.model is not model:
-                tokenised = Tokenised(model, tuple(await self._prompts(body, model)))
+                tokenised = Tokenised(model, tuple(await self._prompts(body, model, asked)))
+            rules = _rules(body, model, asked, tokenised)
+            if rules is not None:
+                sampling = constrained(sampling, model, asked, rules)
         except BaseException:
             admission.release()
             raise
@@ -107,6 +115,7 @@ class CompletionService:
             slo=slo(body.slo, model.served.slo),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
+            output=rules if rules is not None and rules.has_effect else None,
         )
 
     def time_limit_s(self, head: RequestHead) -> float:
@@ -114,11 +123,20 @@ class CompletionService:
         limit_s = self._settings.request_timeout_s
         return limit_s if head.timeout_s is None else min(limit_s, head.timeout_s)
 
-    async def _prompts(self, body: GenerationBody, model: ModelText) -> Sequence[Prompt]:
+    async def _tools(self, body: GenerationBody) -> AskedTools | None:
+        """Return the body's tools; large ones are checked on a thread."""
+        if not isinstance(body, ChatBody):
+            return None
+        num_chars = num_schema_chars(body.tools)
+        return await off_loop(partial(_asked, body), num_chars, self._settings.inline_chars)
+
+    async def _prompts(
+        self, body: GenerationBody, model: ModelText, asked: AskedTools | None
+    ) -> Sequence[Prompt]:
         """Tokenise the body's prompts; long ones on a thread."""
         inline = self._settings.inline_chars
         if isinstance(body, ChatBody):
-            text = await model.render_async(body, chat_messages(body.messages))
+            text = await model.render_async(body, chat_messages(body.messages), asked)
             return [await off_loop(partial(_chat_prompt, body, model, text), len(text), inline)]
         assert isinstance(body, CompletionBody)
         items = split_prompts(body.prompt)
@@ -168,11 +186,25 @@ class CompletionService:
 def tokenise(body: GenerationBody, model: ModelText) -> Tokenised:
     """Return the body's prompts, tokenised on this thread. Raises RequestError."""
     if isinstance(body, ChatBody):
-        text = model.render(body, chat_messages(body.messages))
+        text = model.render(body, chat_messages(body.messages), _asked(body))
         return Tokenised(model, (_chat_prompt(body, model, text),))
     assert isinstance(body, CompletionBody)
     prompts = _completion_prompts(body, model, split_prompts(body.prompt))
     return Tokenised(model, tuple(prompts))
+
+
+def _asked(body: ChatBody) -> AskedTools | None:
+    may_repeat = body.parallel_tool_calls is not False
+    return asked_tools(body.tools, body.tool_choice, may_repeat=may_repeat)
+
+
+def _rules(
+    body: GenerationBody, model: ModelText, asked: AskedTools | None, tokenised: Tokenised
+) -> OutputRules | None:
+    """Return how a chat's outputs are divided; None for completions, whose outputs are not."""
+    if not isinstance(body, ChatBody):
+        return None
+    return output_rules(body, model, asked, tokenised.prompts[0].tokens)
 
 
 def num_prompts(body: GenerationBody) -> int:

@@ -1,6 +1,6 @@
 """Turns token ids into text as they arrive, by whole characters."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from muxcluster.text.tokenizer import Tokenizer
 
@@ -19,14 +19,19 @@ class Detokenizer:
     tokens, which the library decodes as a whole.
 
     context: tokens before the first, such as a prompt's last few. Their text is not returned,
-    except for a character that they leave incomplete.
+    except for a character that they leave incomplete. kept: special tokens that are not skipped.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, context: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        context: Sequence[int] = (),
+        kept: Set[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._kept = kept
         self._window = self._shown(context)
         self._num_given = len(_complete(self._decode()))
 
@@ -51,10 +56,15 @@ class Detokenizer:
         return new
 
     def _shown(self, tokens: Sequence[int]) -> list[int]:
-        return [token for token in tokens if self._tokenizer.is_shown(token, self._skip)]
+        return [
+            token
+            for token in tokens
+            if self._tokenizer.is_shown(token, self._skip and token not in self._kept)
+        ]
 
     def _decode(self) -> str:
-        return self._tokenizer.decode(self._window, skip_special_tokens=self._skip)
+        # what is to be skipped is not in the window
+        return self._tokenizer.decode(self._window, skip_special_tokens=False)
 
 
 def _complete(text: str) -> str:

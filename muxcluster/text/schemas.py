@@ -9,6 +9,7 @@ MAX_STOPS = 4
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 128
+MAX_TOOLS = 128
 # of files, as in OpenAI's API
 MIN_LIFETIME_S, MAX_LIFETIME_S = 3600, 30 * 86400
 
@@ -21,6 +22,8 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 ShortText = Annotated[str, Field(min_length=1, max_length=200)]
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Identifier = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
 
 
@@ -91,10 +94,39 @@ class CompletionBody(GenerationBody):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
+class FunctionBody(BaseModel):
+    """A function that the model may call. parameters: the JSON schema of its arguments."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(BaseModel):
+    """An entry of `tools`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["function"]
+    function: FunctionBody
+
+
+Tools = Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)]
+
+
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions. `messages` are checked by `validation_prompts`."""
 
     messages: Any
+    tools: Tools | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -111,6 +143,7 @@ class TokenizeBody(BaseModel):
     model: NonEmpty | None = None
     prompt: str | None = None
     messages: Any = None
+    tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

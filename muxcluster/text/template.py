@@ -1,6 +1,7 @@
 """Chat templates: render messages to a prompt in a sandbox, as transformers does."""
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,14 +12,15 @@ from muxcluster.text.directory import special_tokens, tokenizer_config
 from muxcluster.text.rendering.frames import Job, packed
 from muxcluster.text.rendering.pool import RenderPool, shared_pool
 
-_RESERVED = ("messages", "add_generation_prompt", "continue_final_message")
+_RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 # the space after the mark shows whether the template strips the message
 _MARK = "MUXCLUSTERFINALMESSAGEENDSHERE"
 
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """How messages are rendered. kwargs: more variables, such as `enable_thinking`.
+    """How messages are rendered. kwargs: more variables, such as `enable_thinking`. tools: as
+    OpenAI's `tools`, None for none.
 
     continue_final_message: the prompt ends where the last message's text ends, so that the model
     goes on with it. max_chars: longest prompt.
@@ -27,6 +29,7 @@ class RenderOptions:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, Any]] | None = None
     max_chars: int | None = None
 
 
@@ -39,29 +42,50 @@ class ChatTemplate:
     It is compiled and rendered in the processes of `pool`.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, str], pool: RenderPool) -> None:
-        """Raises InvalidValue if `source` is not valid jinja, ChatTemplateLimit."""
-        self._source = source
-        self._key = hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()
+    def __init__(
+        self,
+        source: str,
+        variables: Mapping[str, str],
+        pool: RenderPool,
+        source_with_tools: str | None = None,
+    ) -> None:
+        """source_with_tools: for messages with tools, if they have a template of their own.
+
+        Raises InvalidValue if a source is not valid jinja, ChatTemplateLimit.
+        """
+        self._plain = _Source.of(source)
+        self._with_tools = (
+            self._plain if source_with_tools is None else _Source.of(source_with_tools)
+        )
         self._variables = dict(variables)
         self._pool = pool
-        pool.render(Job(self._key, source))
+        for each in dict.fromkeys((self._plain, self._with_tools)):
+            pool.render(Job(each.key, each.text))
+
+    @property
+    def source(self) -> str:
+        """The text of the template that gets tools."""
+        return self._with_tools.text
+
+    def reads(self, variable: str) -> bool:
+        """Return whether the template has a name `variable` in it."""
+        return re.search(rf"\b{re.escape(variable)}\b", self._plain.text) is not None
 
     @classmethod
     def load(cls, path: Path | str, pool: RenderPool | None = None) -> "ChatTemplate | None":
         """Return the template of directory `path`, None if it has none.
 
         chat_template.jinja comes first, then `chat_template` of tokenizer_config.json (a string,
-        or a list of named ones of which "default" is taken). pool: None for the one of this
-        process. Raises LoadError naming the file.
+        or a list of named ones of which "default" is taken, and "tool_use" for messages with
+        tools). pool: None for the one of this process. Raises LoadError naming the file.
         """
         directory = Path(path)
-        file, source = _find(directory)
+        file, source, with_tools = _find(directory)
         if source is None:
             return None
         variables = special_tokens(directory)
         try:
-            return cls(source, variables, pool or shared_pool())
+            return cls(source, variables, pool or shared_pool(), with_tools)
         except InvalidValue as error:
             raise LoadError(file, f"the chat template is not valid jinja: {error}") from error
         except ChatTemplateLimit as error:
@@ -97,37 +121,55 @@ class ChatTemplate:
             messages = _marked(messages)
             max_chars = None if max_chars is None else max_chars + len(_MARK) + 1
         variables = {
-            "tools": None,
             "documents": None,
             **self._variables,
             **options.kwargs,
             "messages": [dict(message) for message in messages],
+            "tools": None if options.tools is None else list(options.tools),
             "add_generation_prompt": options.add_generation_prompt,
         }
         try:
             data = packed(variables)
         except ValueError as error:
             raise InvalidValue(f"not plain JSON values: {error}", "messages") from None
-        return Job(self._key, self._source, data, max_chars)
+        source = self._plain if options.tools is None else self._with_tools
+        return Job(source.key, source.text, data, max_chars)
 
 
-def _find(directory: Path) -> tuple[Path, str | None]:
-    """Return (file, template source) of the directory's template."""
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The text of a template. key: names it in processes that have compiled it."""
+
+    text: str
+    key: str
+
+    @classmethod
+    def of(cls, text: str) -> "_Source":
+        return cls(text, hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest())
+
+
+def _find(directory: Path) -> tuple[Path, str | None, str | None]:
+    """Return (file, template source, that for messages with tools) of a directory."""
     file = directory / "chat_template.jinja"
     if file.is_file():
-        try:
-            return file, file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise LoadError(file, f"not readable: {error}") from error
+        with_tools = directory / "additional_chat_templates" / "tool_use.jinja"
+        return file, _read(file), _read(with_tools) if with_tools.is_file() else None
     file = directory / "tokenizer_config.json"
-    template = tokenizer_config(directory).get("chat_template")
+    template, with_tools_text = tokenizer_config(directory).get("chat_template"), None
     if isinstance(template, list):
         entries = [entry for entry in template if isinstance(entry, dict)]
         named = {entry.get("name"): entry.get("template") for entry in entries}
-        template = named.get("default")
-    if template is not None and not isinstance(template, str):
+        template, with_tools_text = named.get("default"), named.get("tool_use")
+    if not isinstance(template, str | None) or not isinstance(with_tools_text, str | None):
         raise LoadError(file, "chat_template is neither text nor a list of named templates")
-    return file, template
+    return file, template, with_tools_text
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise LoadError(file, f"not readable: {error}") from error
 
 
 def _marked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

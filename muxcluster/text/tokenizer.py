@@ -72,6 +72,15 @@ class Tokenizer:
             return False
         return bool(self._fast.id_to_token(token))
 
+    def token_id(self, text: str) -> int | None:
+        """Return the id of the vocabulary's entry `text`, None if there is none."""
+        token: int | None = self._fast.token_to_id(text)
+        return token
+
+    def is_special(self, token: int) -> bool:
+        """True for a token that is skipped as special."""
+        return token in self._special
+
     def is_byte(self, token: int) -> bool:
         """True for a byte-fallback token: its text depends on the byte tokens around it."""
         piece = self._fast.id_to_token(token)

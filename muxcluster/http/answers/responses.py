@@ -90,7 +90,7 @@ class _EventWriter:
 
     def _write_one(self, delta: ChoiceDelta) -> bytes:
         self._usage.add(delta)
-        is_plain = not (delta.logprobs or delta.finish_reason or self._counts_always)
+        is_plain = not (delta.logprobs or delta.finish_reason or delta.parts or self._counts_always)
         frame = self._frames.get(delta.index) if is_plain else None
         if frame is not None:
             return frame[0] + self._encoder.encode(delta.text) + frame[1] if delta.text else b""

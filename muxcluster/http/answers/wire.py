@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from muxcluster.http.answers.logprobs import chat_logprobs, completion_logprobs
+from muxcluster.http.answers.message import part_delta, whole_message
 from muxcluster.http.calls.call import Call
 from muxcluster.http.calls.choice import ChoiceDelta, PlacedLogprob
 
@@ -85,10 +86,20 @@ class ChatWire:
         if delta.index not in self._opened:
             self._opened.add(delta.index)
             yield self._chunk(ChoiceDelta(delta.index), {"role": "assistant", "content": ""})
-        if delta.text or delta.logprobs:
+        if delta.parts:
+            yield from self._parts(delta)
+        elif delta.text or delta.logprobs:
             yield self._chunk(delta, {"content": delta.text})
         elif delta.finish_reason:
             yield self._chunk(delta, {})
+
+    def _parts(self, delta: ChoiceDelta) -> Iterator[Json]:
+        """Yield an entry for each part; the last has the logprobs and the end, if there are any."""
+        contents = [content for part in delta.parts if (content := part_delta(part))]
+        for content in contents[:-1]:
+            yield self._chunk(ChoiceDelta(delta.index), content)
+        if contents or delta.logprobs or delta.finish_reason:
+            yield self._chunk(delta, contents[-1] if contents else {})
 
     def _chunk(self, delta: ChoiceDelta, content: Json) -> Json:
         return {
@@ -101,9 +112,13 @@ class ChatWire:
 
     def choice(self, deltas: Sequence[ChoiceDelta]) -> Json:
         text, placed, last = _gathered(deltas)
+        if any(delta.parts for delta in deltas):
+            message = whole_message(deltas)
+        else:
+            message = {"role": "assistant", "content": text, "refusal": None}
         return {
             "index": last.index,
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(placed),
             "finish_reason": last.finish_reason,
             "stop_reason": last.stop_reason,

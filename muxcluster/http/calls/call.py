@@ -11,6 +11,7 @@ from muxcluster.core.request import Request, ServiceClass, Slo
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.http.calls.admission import Admission
 from muxcluster.http.calls.model_text import ModelText
+from muxcluster.text.tools.output import OutputRules
 from muxcluster.text.validation.sampling import choice_seed
 
 
@@ -68,6 +69,8 @@ class Call:
     priority: int = 0
     cache_salt: str = ""
     line: LinePlace | None = None  # of a planned batch
+    # How outputs are divided into content, reasoning and tool calls; None: all is content
+    output: OutputRules | None = None
 
     @property
     def deadline_s(self) -> float:

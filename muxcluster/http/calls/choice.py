@@ -1,4 +1,4 @@
-"""Turns one choice's tokens into text: detokenise, cut at stop strings, place logprobs."""
+"""Turns one choice's tokens into text: detokenise, cut at stop strings, divide, place logprobs."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -12,9 +12,12 @@ from muxcluster.http.calls.account import EngineTime
 from muxcluster.http.calls.call import Call
 from muxcluster.text.detokenizer import Detokenizer
 from muxcluster.text.stop import StopMatcher
+from muxcluster.text.tools.output import OutputParser
+from muxcluster.text.tools.parts import Content, Part
 
 # prompt tokens the detokeniser reads first, as the text of a token depends on its neighbours
 CONTEXT_TOKENS = 6
+TOOL_CALLS = "tool_calls"  # the finish_reason of an output that ends itself and has calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +34,19 @@ class ChoiceDelta:
     """New output of one choice; the last delta has a finish_reason."""
 
     index: int  # of the choice
-    text: str = ""
+    text: str = ""  # of the answer, without reasoning and tool calls
     tokens: tuple[int, ...] = ()  # new ones
     logprobs: tuple[PlacedLogprob, ...] = ()
-    finish_reason: str | None = None  # "stop" or "length"
+    finish_reason: str | None = None  # "stop", "length" or "tool_calls"
     stop_reason: str | int | None = None  # the stop string or token id that ended it
     num_output_tokens: int = 0  # so far, without surplus tokens
     num_cached_tokens: int = 0  # prompt tokens from the prefix cache; in the last delta
     time: EngineTime | None = None  # in the last delta
     # the part of `text` of each token, if several came at once and have no logprobs; else empty
     pieces: tuple[str, ...] = ()
+    # all new parts, that of `text` among them, if there are others than content; else empty
+    parts: tuple[Part, ...] = ()
+    num_reasoning_tokens: int | None = None  # so far; None if the output is not divided
 
 
 class ChoiceText:
@@ -51,7 +57,11 @@ class ChoiceText:
         self._prompt = call.prompt_of(index)
         self._index = index
         context = self._prompt.tokens[-CONTEXT_TOKENS:].tolist()
-        self._decoder = Detokenizer(call.model.tokenizer, call.skip_special_tokens, context)
+        kept = frozenset() if call.output is None else call.output.kept_tokens
+        self._decoder = Detokenizer(call.model.tokenizer, call.skip_special_tokens, context, kept)
+        self._parser = None if call.output is None else OutputParser(call.output)
+        self._parts: list[Part] = []  # of the present delta
+        self._num_reasoning = 0
         self._stops = StopMatcher(call.stop, call.include_stop)
         self._echo_pending = call.echo
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -82,10 +92,30 @@ class ChoiceText:
         pieces = self._decode(delta) if self._prompt.max_tokens > 0 else [""]
         pieces[0] = echo + pieces[0]
         if end is not None and self._stops.matched is None:
-            pieces[-1] += self._flush()
-        self.finished = end is not None or self._stops.matched is not None
+            flushed = self._flush()
+            self._divide(flushed)
+            pieces[-1] += flushed
+        self.finished = end is not None or self._stops.matched is not None or self._has_enough
         self._num_shown += sum(map(len, pieces))
+        if self._parser is not None:
+            pieces = self._contents(self._parser)
         return self._delta(pieces, delta.tokens[: self._num_tokens - first], end)
+
+    @property
+    def _has_enough(self) -> bool:
+        """True once a call is complete and the request wants no second one."""
+        return self._parser is not None and self._parser.is_over
+
+    def _divide(self, piece: str) -> None:
+        """Add the parts of a piece of text."""
+        if self._parser is not None:
+            self._parts += self._parser.push(piece)
+
+    def _contents(self, parser: OutputParser) -> list[str]:
+        """Return the pieces of content among the parts of this delta; not empty."""
+        if self.finished:
+            self._parts += parser.finish()
+        return [part.text for part in self._parts if isinstance(part, Content)] or [""]
 
     def echo_only(self) -> ChoiceDelta:
         """Return the output of a choice that only echoes its prompt."""
@@ -106,9 +136,16 @@ class ChoiceText:
             self._num_decoded += len(piece)
             # min_tokens binds stop strings too, as in vLLM
             pieces.append(piece if self._is_below_minimum() else self._stops.push(piece))
-            if self._stops.matched is not None:
+            was_reasoning = self._is_reasoning
+            self._divide(pieces[-1])
+            self._num_reasoning += was_reasoning or self._is_reasoning
+            if self._stops.matched is not None or self._has_enough:
                 break
         return pieces or [""]
+
+    @property
+    def _is_reasoning(self) -> bool:
+        return self._parser is not None and self._parser.is_reasoning
 
     def _is_below_minimum(self) -> bool:
         return self._num_tokens <= self._call.sampling.min_tokens
@@ -142,7 +179,10 @@ class ChoiceText:
         self, pieces: list[str], tokens: tuple[int, ...], end: Finished | None
     ) -> ChoiceDelta:
         reason, stop_reason = self._finish(end)
-        is_plain = len(pieces) > 1 and self._call.sampling.logprobs is None
+        parts, self._parts = tuple(self._parts), []
+        if all(isinstance(part, Content) for part in parts):
+            parts = ()
+        is_plain = len(pieces) > 1 and self._call.sampling.logprobs is None and not parts
         return ChoiceDelta(
             index=self._index,
             text="".join(pieces),
@@ -153,17 +193,24 @@ class ChoiceText:
             stop_reason=stop_reason,
             num_output_tokens=self._num_tokens,
             num_cached_tokens=end.num_cached_tokens if end is not None else 0,
+            parts=parts,
+            num_reasoning_tokens=None if self._parser is None else self._num_reasoning,
         )
 
     def _finish(self, end: Finished | None) -> tuple[str | None, str | int | None]:
+        has_calls = self._parser is not None and self._parser.num_calls > 0
         if self._stops.matched is not None:
-            return FinishReason.STOP.value, self._stops.matched
+            return TOOL_CALLS if has_calls else FinishReason.STOP.value, self._stops.matched
+        if self._has_enough:
+            return TOOL_CALLS, None
         if end is None:
             return None, None
         if self._prompt.max_tokens == 0:
             return FinishReason.LENGTH.value, None
         is_extra = end.stop_token in self._call.sampling.stop_token_ids
-        return end.reason.value, end.stop_token if is_extra else None
+        ends_itself = has_calls and end.reason is FinishReason.STOP
+        reason = TOOL_CALLS if ends_itself else end.reason.value
+        return reason, end.stop_token if is_extra else None
 
     def _release(self) -> tuple[PlacedLogprob, ...]:
         """Return the logprobs whose text is out; at the end all but those of a cut stop string."""

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,13 +18,18 @@ from muxcluster.core.errors import (
     MissingParameter,
     ModelNotFound,
     NotReady,
+    UnsupportedParameter,
 )
 from muxcluster.core.inputs.clip import clip
 from muxcluster.core.served import ServedModel
+from muxcluster.text.reasoning import PromptEnd, ReasoningTags, tags_of
 from muxcluster.text.rendering.pool import RenderPool
 from muxcluster.text.schemas import ChatBody, TokenizeBody
 from muxcluster.text.template import ChatTemplate, RenderOptions
 from muxcluster.text.tokenizer import Tokenizer
+from muxcluster.text.tools.asked import AskedTools
+from muxcluster.text.tools.formats import ModelTools, ToolFormat, tools_of
+from muxcluster.text.tools.messages import described
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -34,11 +39,17 @@ RETRY_S = 5.0  # until a model's files are read again after a failure
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """Turns messages and text of one model into tokens. template: None if it has none."""
+    """Turns messages and text of one model into tokens.
+
+    template: None if it has none. tools: how it writes tool calls. tags: around its reasoning, None
+    if it writes none.
+    """
 
     served: ServedModel
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    tools: ModelTools
+    tags: ReasoningTags | None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> NDArray[np.int32]:
         """Return the token ids of `text`, int32 [n].
@@ -65,34 +76,116 @@ class ModelText:
                 param,
             )
 
-    def render(self, body: ChatBody | TokenizeBody, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(
+        self,
+        body: ChatBody | TokenizeBody,
+        messages: Sequence[Mapping[str, Any]],
+        asked: AskedTools | None,
+    ) -> str:
         """Return the chat prompt; waits on this thread.
 
-        Raises InvalidValue if the model has no template or it fails, ContextLengthExceeded as
-        `check_length`, ChatTemplateLimit.
+        Raises InvalidValue if the model has no template or it fails, or has no format for tools
+        that are there, UnsupportedParameter for a reasoning_effort that the template does not read,
+        ContextLengthExceeded as `check_length`, ChatTemplateLimit.
         """
-        return self._template().render(messages, self._options(body))
+        template = self._template()
+        return template.render(*self._told(body, messages, asked, template))
 
     async def render_async(
-        self, body: ChatBody | TokenizeBody, messages: Sequence[Mapping[str, Any]]
+        self,
+        body: ChatBody | TokenizeBody,
+        messages: Sequence[Mapping[str, Any]],
+        asked: AskedTools | None,
     ) -> str:
         """As `render`, without holding up the event loop."""
-        return await self._template().render_async(messages, self._options(body))
+        template = self._template()
+        return await template.render_async(*self._told(body, messages, asked, template))
+
+    def tool_format(self, param: str) -> ToolFormat:
+        """Return how the model writes tool calls. Raises InvalidValue if it cannot."""
+        if self.tools.format is None:
+            message = f"model {self.served.name} has no tool format: {self.tools.refusal}"
+            raise InvalidValue(message, param)
+        return self.tools.format
+
+    def reasoning_end(self, end: PromptEnd) -> tuple[int, ...]:
+        """Return the tokens that end the reasoning of outputs, empty where none is expected.
+
+        end: where the prompt leaves the model. Raises InvalidValue where they cannot be told.
+        """
+        tags = self.tags
+        if tags is None or end is PromptEnd.AFTER:
+            return ()
+        if end is PromptEnd.BEFORE and not self._usually_thinks(tags):
+            return ()
+        token = self.tokenizer.token_id(tags.end)
+        if token is None:
+            raise InvalidValue(
+                f"{tags.end} is no token of {self.served.name}, so nothing can tell where an output "
+                "that must match a grammar begins; switch thinking off, or set models[].reasoning "
+                "to none"
+            )
+        return (token,)
+
+    def _usually_thinks(self, tags: ReasoningTags) -> bool:
+        """True if a model that may think is expected to."""
+        source = "" if self.template is None else self.template.source
+        return self.served.reasoning == tags.name or tags.end in source or tags.begin in source
 
     def _template(self) -> ChatTemplate:
         if self.template is None:
             raise InvalidValue(f"model {self.served.name} has no chat template", "model")
         return self.template
 
-    def _options(self, body: ChatBody | TokenizeBody) -> RenderOptions:
+    def _told(
+        self,
+        body: ChatBody | TokenizeBody,
+        messages: Sequence[Mapping[str, Any]],
+        asked: AskedTools | None,
+        template: ChatTemplate,
+    ) -> tuple[Sequence[Mapping[str, Any]], RenderOptions]:
+        """Return what the template gets."""
+        options = self._options(body, template)
+        if asked is not None:
+            self.tool_format("tools")
+        for i, message in enumerate(messages):
+            if message["role"] == "tool" or message.get("tool_calls"):
+                self.tool_format(f"messages[{i}]")
+        form = self.tools.format
+        if form is not None and not form.is_in_template:
+            return described(messages, asked), options
+        return messages, replace(options, tools=None if asked is None else asked.shown)
+
+    def _options(self, body: ChatBody | TokenizeBody, template: ChatTemplate) -> RenderOptions:
+        kwargs = dict(body.chat_template_kwargs or {})
+        if isinstance(body, ChatBody) and body.reasoning_effort is not None:
+            kwargs.update(self._effort(body.reasoning_effort, kwargs, template))
         to_continue = bool(body.continue_final_message)
         opens_turn = body.add_generation_prompt
         return RenderOptions(
             add_generation_prompt=(not to_continue) if opens_turn is None else opens_turn,
             continue_final_message=to_continue,
-            kwargs=body.chat_template_kwargs or {},
+            kwargs=kwargs,
             max_chars=self._most_chars,
         )
+
+    def _effort(
+        self, effort: str, kwargs: Mapping[str, Any], template: ChatTemplate
+    ) -> Mapping[str, Any]:
+        """Return the variables of the template that stand for `reasoning_effort`."""
+        name = "reasoning_effort"
+        if template.reads(name):
+            found: Mapping[str, Any] = {name: effort}
+        elif effort == "none" and template.reads("enable_thinking"):
+            found = {"enable_thinking": False}
+        else:
+            message = f"the chat template of {self.served.name} does not read {name} {effort}"
+            raise UnsupportedParameter(message, name)
+        for each, value in found.items():
+            if kwargs.get(each, value) != value:
+                message = f"{name} and chat_template_kwargs.{each} contradict each other"
+                raise InvalidValue(message, name)
+        return found
 
     @property
     def _most_chars(self) -> int:
@@ -169,7 +262,16 @@ class ModelTexts:
 
 
 def _load(model: ServedModel, pool: RenderPool | None = None) -> ModelText:
-    return ModelText(model, Tokenizer.load(model.path), ChatTemplate.load(model.path, pool))
+    tokenizer = Tokenizer.load(model.path)
+    template = ChatTemplate.load(model.path, pool)
+    source = "" if template is None else template.source
+    return ModelText(
+        model,
+        tokenizer,
+        template,
+        tools_of(model.tool_format, source),
+        tags_of(model.reasoning, source, lambda text: tokenizer.token_id(text) is not None),
+    )
 
 
 async def off_loop(work: Callable[[], T], num_chars: int, inline_chars: int) -> T:

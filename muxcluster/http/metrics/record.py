@@ -7,7 +7,7 @@ from muxcluster.core.errors import NotReady, Overloaded, RequestError
 from muxcluster.core.events import Finished, FinishReason
 from muxcluster.http.calls.account import EngineTime
 from muxcluster.http.calls.call import Call
-from muxcluster.http.calls.choice import ChoiceDelta
+from muxcluster.http.calls.choice import TOOL_CALLS, ChoiceDelta
 from muxcluster.http.metrics import request_log
 from muxcluster.http.metrics.requests import ENGINE, REJECTED_CODES, Metrics
 
@@ -60,7 +60,9 @@ class RequestRecord:
             self._finished = finished
             self._observe_unit(finished)
         if delta.finish_reason is not None:
-            self._end = delta.finish_reason
+            # vLLM's label of both
+            is_call = delta.finish_reason == TOOL_CALLS
+            self._end = FinishReason.STOP.value if is_call else delta.finish_reason
 
     def time(self) -> EngineTime:
         """Return the parts of the time so far.

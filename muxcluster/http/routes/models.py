@@ -15,6 +15,7 @@ from muxcluster.http.routes.generation import json_response
 from muxcluster.http.routes.json_body import json_body
 from muxcluster.http.settings import ApiSettings
 from muxcluster.text.schemas import DetokenizeBody, TokenizeBody
+from muxcluster.text.tools.asked import asked_tools
 from muxcluster.text.validation.body import parse
 from muxcluster.text.validation.prompts import chat_messages, token_ids
 
@@ -71,7 +72,8 @@ async def _prompt(body: TokenizeBody, text: ModelText) -> tuple[str, bool]:
     Raises MissingParameter for neither.
     """
     if body.messages is not None:
-        rendered = await text.render_async(body, chat_messages(body.messages))
+        messages = chat_messages(body.messages)
+        rendered = await text.render_async(body, messages, asked_tools(body.tools))
         return rendered, bool(body.add_special_tokens)
     if body.prompt is not None:
         return body.prompt, body.add_special_tokens is not False

@@ -68,7 +68,7 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "spaces_between_special_tokens": (True,),
     "stop_regex": ([],),
     "store": (False,),
-    "stream_reasoning": (False,),
+    "stream_reasoning": (True,),
     "structural_tag": (),
     "structured_outputs": (),
     "suffix": ("",),

@@ -8,12 +8,13 @@ from numpy.typing import NDArray
 
 from muxcluster.core.errors import InvalidValue, MissingParameter, UnsupportedParameter
 from muxcluster.core.inputs.clip import plain
+from muxcluster.text.validation.tool_messages import tool_fields
 
 MAX_PROMPTS = 1024
 # and parts of messages: looking at 800,000 that fit a body held up the event loop for seconds
 MAX_MESSAGES = 16_384
-ROLES = frozenset({"system", "developer", "user", "assistant"})
-TOOL_FIELDS = ("tool_calls", "function_call", "tool_call_id", "audio")
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+REFUSED_FIELDS = ("function_call", "audio")
 
 
 def split_prompts(value: object) -> list[str | list[int]]:
@@ -62,10 +63,12 @@ def token_ids(value: object, vocab_size: int, param: str) -> NDArray[np.int32]:
 
 
 def chat_messages(value: object) -> list[dict[str, Any]]:
-    """Return `messages` with text parts joined and `developer` replaced by `system`.
+    """Return `messages` as chat templates read them.
 
-    Raises InvalidValue or MissingParameter for wrong shapes and for too many, UnsupportedParameter
-    for tools and for parts other than text.
+    Text parts are joined, `developer` is replaced by `system`, arguments of tool calls are objects,
+    and reasoning is in `reasoning_content`. Raises InvalidValue or MissingParameter for wrong
+    shapes and for too many, UnsupportedParameter for parts other than text and for functions from
+    before tools.
     """
     if not isinstance(value, list) or not value:
         raise InvalidValue("messages must be a non-empty list", "messages")
@@ -77,7 +80,7 @@ def chat_messages(value: object) -> list[dict[str, Any]]:
 def _message(value: object, param: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise InvalidValue(f"{param} must be an object", param)
-    for name in TOOL_FIELDS:
+    for name in REFUSED_FIELDS:
         if value.get(name):
             raise UnsupportedParameter(f"{param}.{name} is not supported", f"{param}.{name}")
     role = value.get("role")
@@ -85,14 +88,33 @@ def _message(value: object, param: str) -> dict[str, Any]:
         raise MissingParameter(f"missing required field {param}.role", f"{param}.role")
     if not isinstance(role, str):
         raise InvalidValue(f"{param}.role must be a string", f"{param}.role")
-    if role in ("tool", "function"):
-        raise UnsupportedParameter("tools are not supported", f"{param}.role")
+    if role == "function":
+        raise UnsupportedParameter("role function is not supported: use tool", f"{param}.role")
     if role not in ROLES:
         raise InvalidValue(f"{param}.role must be one of {sorted(ROLES)}", f"{param}.role")
     message = {name: item for name, item in value.items() if item is not None}
     message["role"] = "system" if role == "developer" else role
-    message["content"] = _content(value.get("content"), f"{param}.content")
+    message.update(tool_fields(message, param))
+    # templates look whether there is a key
+    if not message.get("tool_calls"):
+        message.pop("tool_calls", None)
+    has_text = value.get("content") is not None or "tool_calls" not in message
+    message["content"] = _content(value.get("content"), f"{param}.content") if has_text else ""
+    message.update(_reasoning(message, param))
+    message.pop("reasoning", None)
     return message
+
+
+def _reasoning(message: Mapping[str, Any], param: str) -> dict[str, str]:
+    """Return the reasoning of an earlier answer, in the field that templates read."""
+    found = {}
+    for name in ("reasoning", "reasoning_content"):
+        text = message.get(name)
+        if text is not None and not isinstance(text, str):
+            raise InvalidValue(f"{param}.{name} must be a string", f"{param}.{name}")
+        if text is not None:
+            found["reasoning_content"] = text
+    return found
 
 
 def _num_parts(message: object) -> int:

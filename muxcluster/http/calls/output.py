@@ -1,0 +1,85 @@
+"""How the outputs of a call are divided, and the grammar of their tool calls."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.errors import InvalidValue
+from muxcluster.core.sampling import Constraint, SamplingParams
+from muxcluster.http.calls.model_text import ModelText
+from muxcluster.text.reasoning import PromptEnd, prompt_end
+from muxcluster.text.schemas import ChatBody
+from muxcluster.text.tokenizer import Tokenizer
+from muxcluster.text.tools.asked import AskedTools
+from muxcluster.text.tools.grammar import call_grammar
+from muxcluster.text.tools.output import OutputRules
+from muxcluster.text.validation.prompts import chat_messages
+
+ENDING_TOKENS = 32  # of a prompt, in which a tag may stand
+
+
+def output_rules(
+    body: ChatBody, model: ModelText, asked: AskedTools | None, prompt: NDArray[np.int32]
+) -> OutputRules:
+    """Return how outputs that continue `prompt`, int32 [n], are divided. Raises InvalidValue."""
+    form = None if asked is None else model.tool_format("tools")
+    tags = None if body.separate_reasoning is False else model.tags
+    marks = (() if form is None else form.marks) + (() if tags is None else (tags.begin, tags.end))
+    return OutputRules(
+        tags=tags,
+        prompt_end=_prompt_end(body, model, prompt),
+        format=form,
+        names=frozenset(() if asked is None else (tool.name for tool in asked.callable)),
+        may_repeat=asked is None or asked.may_repeat,
+        shows_reasoning=body.include_reasoning is not False,
+        kept_tokens=_special(model.tokenizer, marks),
+    )
+
+
+def constrained(
+    sampling: SamplingParams, model: ModelText, asked: AskedTools | None, rules: OutputRules
+) -> SamplingParams:
+    """Return the sampling of a chat whose grammar, if it has one, holds after the reasoning.
+
+    Calls that a request demands are all of the output, so that no other constraint applies. Raises
+    InvalidValue for another constraint beside tools that may be called or not.
+    """
+    is_free = asked is None or not asked.needs_call
+    if asked is not None and is_free and sampling.constraint is not None:
+        raise InvalidValue(
+            "an output format cannot be combined with tools that the model may call or not: set "
+            "tool_choice to none, to required or to a function",
+            "tool_choice",
+        )
+    if asked is None and sampling.constraint is None:
+        return sampling
+    begins_after = model.reasoning_end(rules.prompt_end)
+    if asked is None:
+        constraint = sampling.constraint
+    else:
+        assert rules.format is not None, "without a format, tools are refused"
+        is_after_reasoning = bool(begins_after)
+        grammar = call_grammar(rules.format, asked, is_after_reasoning=is_after_reasoning)
+        constraint = None if grammar is None else Constraint(grammar)
+    if constraint is None:
+        return sampling
+    return replace(sampling, constraint=replace(constraint, begins_after=begins_after))
+
+
+def _prompt_end(body: ChatBody, model: ModelText, prompt: NDArray[np.int32]) -> PromptEnd:
+    """Return where the prompt leaves the model, AFTER if it does not think."""
+    if model.tags is None:
+        return PromptEnd.AFTER
+    ending = model.tokenizer.decode(prompt[-ENDING_TOKENS:].tolist(), skip_special_tokens=False)
+    continued = None
+    if body.continue_final_message:
+        continued = str(chat_messages(body.messages)[-1]["content"])
+    return prompt_end(model.tags, ending, continued)
+
+
+def _special(tokenizer: Tokenizer, marks: Iterable[str]) -> frozenset[int]:
+    """Return the ids of those marks that are special tokens."""
+    tokens = (tokenizer.token_id(mark) for mark in marks)
+    return frozenset(token for token in tokens if token is not None and tokenizer.is_special(token))

@@ -1,0 +1,71 @@
+"""Messages for models whose chat template knows no tools: these are described in plain text."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from muxcluster.text.tools.asked import AskedTools
+
+_CALLING = """\
+You can call the functions below. To call one, answer with nothing but a JSON object:
+{"name": "the function's name", "arguments": {"an argument's name": "its value"}}"""
+_SEVERAL = "To call several, write one such object a line."
+_RESULTS = "The results come in the next message. Answer in plain text if no call is needed."
+
+
+def described(
+    messages: Sequence[Mapping[str, Any]], asked: AskedTools | None
+) -> list[dict[str, Any]]:
+    """Return `messages` with the tools in a system message, and calls and results as text.
+
+    Neighbouring results become one message of the user, as most templates want roles in turn.
+    """
+    names = {
+        call["id"]: call["function"]["name"]
+        for message in messages
+        for call in message.get("tool_calls", ())
+    }
+    told: list[dict[str, Any]] = []
+    is_after_result = False
+    for message in messages:
+        is_result = message["role"] == "tool"
+        if not is_result:
+            told.append(_with_calls_as_text(message))
+        elif is_after_result:
+            told[-1]["content"] += f"\n\n{_result(message, names)}"
+        else:
+            told.append({"role": "user", "content": _result(message, names)})
+        is_after_result = is_result
+    return told if asked is None else _with_tools(told, asked)
+
+
+def _result(message: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    name = names.get(message["tool_call_id"], "the function")
+    return f"Result of {name}:\n{message['content']}"
+
+
+def _with_calls_as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    told = dict(message)
+    calls = told.pop("tool_calls", ())
+    if calls:
+        told["content"] = "\n".join(filter(None, [message["content"], *_lines(calls)]))
+    return told
+
+
+def _lines(calls: Iterable[Mapping[str, Any]]) -> list[str]:
+    shown = (call["function"] for call in calls)
+    return [_json({"name": each["name"], "arguments": each["arguments"]}) for each in shown]
+
+
+def _with_tools(told: list[dict[str, Any]], asked: AskedTools) -> list[dict[str, Any]]:
+    functions = [_json(shown["function"]) for shown in asked.shown]
+    calling = [_CALLING, *([_SEVERAL] if asked.may_repeat else []), _RESULTS]
+    text = "\n".join([*calling, "", *functions])
+    if told[0]["role"] != "system":
+        return [{"role": "system", "content": text}, *told]
+    first = {**told[0], "content": f"{told[0]['content']}\n\n{text}"}
+    return [first, *told[1:]]
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
