@@ -121,9 +121,9 @@ class ModelText:
         token = self.tokenizer.token_id(tags.end)
         if token is None:
             raise InvalidValue(
-                f"{tags.end} is no token of {self.served.name}, so nothing can tell where an output "
-                "that must match a grammar begins; switch thinking off, or set models[].reasoning "
-                "to none"
+                f"{tags.end} is no token of {self.served.name}, so nothing tells where an output "
+                "that must match a grammar begins; switch thinking off, or set "
+                "models[].reasoning to none"
             )
         return (token,)
 

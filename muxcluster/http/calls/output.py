@@ -46,25 +46,23 @@ def constrained(
     Calls that a request demands are all of the output, so that no other constraint applies. Raises
     InvalidValue for another constraint beside tools that may be called or not.
     """
-    is_free = asked is None or not asked.needs_call
-    if asked is not None and is_free and sampling.constraint is not None:
+    constraint = sampling.constraint
+    if asked is not None and not asked.needs_call and constraint is not None:
         raise InvalidValue(
             "an output format cannot be combined with tools that the model may call or not: set "
             "tool_choice to none, to required or to a function",
             "tool_choice",
         )
-    if asked is None and sampling.constraint is None:
+    has_grammar = asked is not None and asked.has_grammar
+    if constraint is None and not has_grammar:
         return sampling
     begins_after = model.reasoning_end(rules.prompt_end)
-    if asked is None:
-        constraint = sampling.constraint
-    else:
+    if asked is not None and has_grammar:
         assert rules.format is not None, "without a format, tools are refused"
         is_after_reasoning = bool(begins_after)
         grammar = call_grammar(rules.format, asked, is_after_reasoning=is_after_reasoning)
-        constraint = None if grammar is None else Constraint(grammar)
-    if constraint is None:
-        return sampling
+        constraint = Constraint(grammar)
+    assert constraint is not None
     return replace(sampling, constraint=replace(constraint, begins_after=begins_after))
 
 

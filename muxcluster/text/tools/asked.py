@@ -32,6 +32,11 @@ class AskedTools:
     may_repeat: bool = True  # several calls in one answer
 
     @property
+    def has_grammar(self) -> bool:
+        """True if the output must match a grammar: a call is needed, or a tool is strict."""
+        return self.needs_call or any(tool.is_strict for tool in self.callable)
+
+    @property
     def callable(self) -> tuple[Tool, ...]:
         """The tools that may be called."""
         return tuple(tool for tool in self.tools if self.only in (None, tool.name))

@@ -12,15 +12,13 @@ _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _GAP = "\n\n"
 
 
-def call_grammar(form: ToolFormat, asked: AskedTools, *, is_after_reasoning: bool) -> str | None:
-    """Return the grammar of the calls, None if any text will do.
+def call_grammar(form: ToolFormat, asked: AskedTools, *, is_after_reasoning: bool) -> str:
+    """Return the grammar of an output with calls, for tools that have one (`has_grammar`).
 
     Where a call is needed, the output is nothing but calls, all of which match their schemas.
     Otherwise text is free, and calls of strict tools match theirs. is_after_reasoning: the grammar
     begins where the model has just ended its reasoning.
     """
-    if not asked.needs_call and not any(tool.is_strict for tool in asked.tools):
-        return None
     written = form.written
     gap = _GAP if is_after_reasoning and asked.needs_call else ""
     return tagged(

@@ -24,7 +24,8 @@ HERMES = """\
 {{- call.function.arguments | tojson }}{{ '}\\n</tool_call>' }}{% endfor %}{% endif %}
 {{- '<|im_end|>\\n' }}
 {%- elif message.role == 'tool' %}
-{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+{{- '<|im_start|>user\\n<tool_response>\\n' + message.content }}
+{{- '\\n</tool_response><|im_end|>\\n' }}
 {%- endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
 {%- if enable_thinking is defined and enable_thinking is false %}
@@ -88,7 +89,8 @@ DEEPSEEK = """\
 {%- set ns = namespace(is_first=true, in_results=false) %}
 {%- for message in messages %}
 {%- if message.role == 'user' %}{{ '<｜User｜>' + message.content }}
-{%- elif message.role == 'assistant' %}{{ '<｜Assistant｜>' + message.content.split('</think>')[-1] }}
+{%- elif message.role == 'assistant' %}
+{{- '<｜Assistant｜>' + message.content.split('</think>')[-1] }}
 {%- if message.tool_calls %}{{ '<｜tool▁calls▁begin｜>' }}{% for tool in message.tool_calls %}
 {%- if not loop.first %}{{ '\\n' }}{% endif %}
 {{- '<｜tool▁call▁begin｜>' + tool.type + '<｜tool▁sep｜>' + tool.function.name + '\\n```json\\n' }}
