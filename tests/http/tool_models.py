@@ -103,5 +103,3 @@ def _add_call(calls: list[dict], call) -> None:
         assert call.index == len(calls) - 1
         assert call.function.name is None
         calls[call.index]["arguments"] += call.function.arguments
-
-

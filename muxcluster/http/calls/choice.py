@@ -46,7 +46,7 @@ class ChoiceDelta:
     pieces: tuple[str, ...] = ()
     # all new parts, that of `text` among them, if there are others than content; else empty
     parts: tuple[Part, ...] = ()
-    num_reasoning_tokens: int | None = None  # so far; None if the output is not divided
+    num_reasoning_tokens: int | None = None  # so far; None if the model writes no reasoning
 
 
 class ChoiceText:
@@ -61,6 +61,7 @@ class ChoiceText:
         self._decoder = Detokenizer(call.model.tokenizer, call.skip_special_tokens, context, kept)
         self._parser = None if call.output is None else OutputParser(call.output)
         self._parts: list[Part] = []  # of the present delta
+        self._may_reason = call.output is not None and call.output.tags is not None
         self._num_reasoning = 0
         self._stops = StopMatcher(call.stop, call.include_stop)
         self._echo_pending = call.echo
@@ -194,7 +195,7 @@ class ChoiceText:
             num_output_tokens=self._num_tokens,
             num_cached_tokens=end.num_cached_tokens if end is not None else 0,
             parts=parts,
-            num_reasoning_tokens=None if self._parser is None else self._num_reasoning,
+            num_reasoning_tokens=self._num_reasoning if self._may_reason else None,
         )
 
     def _finish(self, end: Finished | None) -> tuple[str | None, str | int | None]:

@@ -144,9 +144,7 @@ def test_tools_in_a_system_message(text_directory) -> None:
     assert told[0]["content"].startswith("Be brief.\n\n")
     for each in SHOWN:
         assert json.dumps(each["function"]) in prompt
-    rules = OutputRules(
-        format=tools_of("json", "").format, names=frozenset({"get_weather", "add"})
-    )
+    rules = OutputRules(format=tools_of("json", "").format, names=frozenset({"get_weather", "add"}))
     found = divided(rules, told[2]["content"])
     assert [(tool, json.loads(each)) for tool, each in found.calls] == [
         (tool, json.loads(each)) for tool, each in CALLS
