@@ -1,5 +1,6 @@
 """The formats in which model families write tool calls, and which of them a chat template has."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -149,6 +150,10 @@ def tools_of(setting: str, template: str) -> ModelTools:
     """
     if setting == NONE:
         return ModelTools(None, "models[].tool_format is none")
+    if setting == JSON.name:
+        return ModelTools(JSON)
+    if re.search(r"\btools\b", template) is None:
+        return ModelTools(None, f"its chat template describes no tools; {_REMEDY}")
     if setting == AUTO:
         return _detected(template)
     return ModelTools(_named(setting, template))
@@ -159,13 +164,11 @@ def _named(name: str, template: str) -> ToolFormat:
     if name == "mistral":
         return MISTRAL_NAMED if "[ARGS]" in template else MISTRAL
     if name == "deepseek":
-        return DEEPSEEK if not template or "```json" in template else DEEPSEEK_NAMED
-    return {each.name: each for each in (HERMES, LLAMA3, JSON)}[name]
+        return DEEPSEEK if "```json" in template else DEEPSEEK_NAMED
+    return {each.name: each for each in (HERMES, LLAMA3)}[name]
 
 
 def _detected(template: str) -> ModelTools:
-    if "tools" not in template:
-        return ModelTools(None, f"its chat template describes no tools; {_REMEDY}")
     for sign, name in _UNKNOWN_SIGNS.items():
         if sign in template:
             message = f"its chat template has {name} format, which is not read here; {_REMEDY}"

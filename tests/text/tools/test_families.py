@@ -83,8 +83,9 @@ def test_what_the_grammar_demands_is_what_the_template_writes(name, text_directo
         ("auto", templates.MISTRAL, "mistral"),
         ("auto", templates.DEEPSEEK_NAMED, "deepseek"),
         ("json", templates.PLAIN, "json"),
-        ("hermes", "", "hermes"),
-        ("mistral", "", "mistral"),
+        ("json", "", "json"),
+        ("hermes", "{{ tools }}", "hermes"),
+        ("mistral", "{{ tools }}", "mistral"),
     ],
 )
 def test_format_of_a_model(setting, source, name) -> None:
@@ -96,6 +97,7 @@ def test_format_of_a_model(setting, source, name) -> None:
     [
         ("auto", templates.PLAIN, "no tools"),
         ("auto", "", "no tools"),
+        ("hermes", "{% for tool_call in message.tool_calls %}", "no tools"),
         ("none", templates.HERMES, "none"),
         ("auto", "{{ tools }}<tool_call><function=x>", "Qwen3-Coder"),
         ("auto", "{{ tools }}<tool_call>x<arg_key>", "GLM"),
