@@ -1,5 +1,6 @@
 """The path of a call, from HTTP or Python: check, tokenise, generate n choices, detokenise."""
 
+import asyncio
 import secrets
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -9,6 +10,7 @@ from functools import partial
 
 from muxcluster.core.errors import EngineFailure, InvalidValue, Overloaded
 from muxcluster.core.request import ServiceClass
+from muxcluster.core.sampling import Constraint
 from muxcluster.http.calls.admission import Admission, Gate
 from muxcluster.http.calls.call import Call, Prompt, RequestHead, Tokenised
 from muxcluster.http.calls.call_stream import CallStream
@@ -21,6 +23,7 @@ from muxcluster.http.settings import ApiSettings
 from muxcluster.router.backend import Backend
 from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
 from muxcluster.text.validation.body import parse
+from muxcluster.text.validation.constraints import constraint_of, has_constraint
 from muxcluster.text.validation.prompts import chat_messages, split_prompts, token_ids
 from muxcluster.text.validation.sampling import (
     check_stream_options,
@@ -83,6 +86,7 @@ class CompletionService:
             raise InvalidValue(f"at most {MAX_CALL_CHOICES} choices in one request", "n")
         admission = self._admit(model.served.name, service_class(body), num_choices)
         try:
+            sampling = replace(sampling, constraint=await self._constraint(body))
             if tokenised is None or tokenised.model is not model:
                 tokenised = Tokenised(model, tuple(await self._prompts(body, model)))
         except BaseException:
@@ -113,6 +117,10 @@ class CompletionService:
         """Return how long a call may take: the client's limit or the server's, the shorter one."""
         limit_s = self._settings.request_timeout_s
         return limit_s if head.timeout_s is None else min(limit_s, head.timeout_s)
+
+    async def _constraint(self, body: GenerationBody) -> Constraint | None:
+        """Return the constraint of a body, made on a thread: checking a schema takes long."""
+        return await asyncio.to_thread(constraint_of, body) if has_constraint(body) else None
 
     async def _prompts(self, body: GenerationBody, model: ModelText) -> Sequence[Prompt]:
         """Tokenise the body's prompts; long ones on a thread."""
