@@ -1,7 +1,7 @@
 """Results of rows, and placeholders for results while the device still works."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +26,7 @@ class RowsResult:
     # bool [sampling rows], logits of some step were not finite (`Sampled.broken_rows`)
     is_broken: NDArray[np.bool_]
     padded: PaddedBatch | None = None
+    refused: Mapping[int, str] = field(default_factory=dict)  # as `Sampled.refused_rows`, by row
 
 
 class Pending(Protocol):
@@ -122,6 +123,7 @@ class InOrder:
             },
             prompt_logprobs=results[0].prompt_logprobs,
             is_broken=np.logical_or.reduce([result.is_broken for result in results]),
+            refused={row: why for result in results for row, why in result.refused.items()},
         )
 
 
@@ -143,4 +145,5 @@ def result_of(
         logprobs={int(rows[i]): tuple(step.logprobs[i] for step in steps) for i in asking},
         prompt_logprobs=prompt_logprobs,
         is_broken=is_broken,
+        refused={int(rows[i]): why for step in steps for i, why in step.refused_rows.items()},
     )

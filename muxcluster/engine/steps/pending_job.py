@@ -39,4 +39,5 @@ class PendingJob:
             prompt_logprobs=done.prompt_logprobs,
             padded=done.padded,
             broken_rows=tuple(broken),
+            refused_rows=done.refused,
         )

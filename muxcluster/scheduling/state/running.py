@@ -118,7 +118,7 @@ class RunningTable:
         self.num_batch += int(self.is_batch[row])
         self._suspect(row, is_suspect=live.prefills_alone)
         self.decode_running_s[row] = self.credit_s[row] = 0.0
-        self.ignores_eos[row] = sampling.ignore_eos
+        self.ignores_eos[row] = not sampling.ends_at_eos
         self.has_stops[row] = bool(sampling.stop_token_ids)
         self.has_own_stops |= bool(sampling.stop_token_ids)
         self.deadline_s[row] = live.deadline_s
