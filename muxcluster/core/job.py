@@ -167,3 +167,4 @@ class JobResult:
     broken_rows: tuple[int, ...] = ()
     # Row -> why its constraint could not be followed; its tokens are noise
     refused_rows: Mapping[int, str] = field(default_factory=dict)
+    mask_wait_s: float = 0.0  # part of `seconds`: waiting for what constraints allow

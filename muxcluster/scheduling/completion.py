@@ -75,6 +75,9 @@ class Completion:
         result = result_without_ended(whole, job, result)
         table, table_rows, counts = model.running, job.rows.table_rows, result.counts
         faults = self._break_off(model, job, result)
+        if result.mask_wait_s:
+            table.add_mask_wait(table_rows, result.mask_wait_s)
+            model.counters.mask_wait_s += result.mask_wait_s
         is_wrong = (counts > 0) != job.rows.samples
         assert not np.count_nonzero(is_wrong), "a row that samples yields no token"
         if follower is None:

@@ -102,4 +102,5 @@ class Reordered:
             },
             is_broken=done.is_broken[columns],
             refused={int(self.order[row]): why for row, why in done.refused.items()},
+            mask_wait_s=done.mask_wait_s,
         )

@@ -1,5 +1,6 @@
 """Which tokens a batch's rows may sample next, where requests have constraints."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ class Allowed:
     must_end: NDArray[np.bool_]  # bool [constrained], only end tokens are allowed
     # Row of the call -> why its tokens cannot be told; such a row may sample anything, for nothing
     errors: Mapping[int, str]
+    waited_s: float = 0.0  # for the masks, after the forward
 
     def only(self, logits: Tensor) -> Tensor:
         """Return `logits` [rows, vocab] with all other tokens impossible; they are not changed."""
@@ -77,14 +79,16 @@ class PendingAllowed:
 
     def wait(self) -> Allowed:
         """Wait for the masks. Raises EngineFailure if the process that makes them is gone."""
+        begun_s = time.monotonic()
         masks = self.pending.wait()
+        waited_s = time.monotonic() - begun_s
         bits = masks.bits
         for place, ends in self.late_ends.items():
             if not masks.must_end[place]:
                 for token in ends:
                     bits[place, token // _WORD_BITS] &= ~np.uint32(1 << token % _WORD_BITS)
         errors = {int(self.rows[place]): why for place, why in masks.errors.items()}
-        return Allowed(self.rows, bits, masks.must_end, errors)
+        return Allowed(self.rows, bits, masks.must_end, errors, waited_s)
 
 
 class ConstrainedRows:

@@ -27,6 +27,7 @@ class RowsResult:
     is_broken: NDArray[np.bool_]
     padded: PaddedBatch | None = None
     refused: Mapping[int, str] = field(default_factory=dict)  # as `Sampled.refused_rows`, by row
+    mask_wait_s: float = 0.0  # of all steps
 
 
 class Pending(Protocol):
@@ -124,6 +125,7 @@ class InOrder:
             prompt_logprobs=results[0].prompt_logprobs,
             is_broken=np.logical_or.reduce([result.is_broken for result in results]),
             refused={row: why for result in results for row, why in result.refused.items()},
+            mask_wait_s=sum(result.mask_wait_s for result in results),
         )
 
 
@@ -146,4 +148,5 @@ def result_of(
         prompt_logprobs=prompt_logprobs,
         is_broken=is_broken,
         refused={int(rows[i]): why for step in steps for i, why in step.refused_rows.items()},
+        mask_wait_s=sum(step.mask_wait_s for step in steps),
     )

@@ -53,6 +53,7 @@ class Sampled:
     broken_rows: tuple[int, ...] = ()
     # row -> why its constraint could not be followed (`Allowed.errors`); its token is noise
     refused_rows: Mapping[int, str] = field(default_factory=dict)
+    mask_wait_s: float = 0.0  # `Allowed.waited_s`
 
 
 def sample(
@@ -88,12 +89,11 @@ def sample(
     chosen = tokens.cpu().numpy()
     if allowed is not None:
         chosen = allowed.kept(chosen)
-    return Sampled(
-        chosen.astype(np.int32),
-        _logprobs(logits, chosen, batch),
-        broken_rows,
-        {} if allowed is None else allowed.errors,
-    )
+    found = _logprobs(logits, chosen, batch)
+    if allowed is None:
+        return Sampled(chosen.astype(np.int32), found, broken_rows)
+    errors, waited_s = allowed.errors, allowed.waited_s
+    return Sampled(chosen.astype(np.int32), found, broken_rows, errors, waited_s)
 
 
 def prompt_logprobs(

@@ -40,4 +40,5 @@ class PendingJob:
             padded=done.padded,
             broken_rows=tuple(broken),
             refused_rows=done.refused,
+            mask_wait_s=done.mask_wait_s,
         )
