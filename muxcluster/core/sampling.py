@@ -10,8 +10,7 @@ class Constraint:
     The state of its matcher is a function of the output tokens: whoever has these can go on.
     """
 
-    # In llguidance's serialised form: JSON {"grammars": [{"json_schema": ...}]}, or the same with
-    # "lark_grammar"
+    # JSON, made by `constraints.grammars`; most are in llguidance's serialised form
     grammar: str
     # Ids of successive output tokens, such as those of "</think>": anything may come before them,
     # and the grammar holds after them; empty: it holds from the first token
@@ -44,3 +43,12 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None  # the same for prompt tokens
     constraint: Constraint | None = None  # None: any text
+
+    @property
+    def ends_at_eos(self) -> bool:
+        """True if the model's own end tokens end the request.
+
+        They always do under a constraint, which allows none (or, with `ignore_eos`, none before it
+        allows nothing else) until the text is whole.
+        """
+        return not self.ignore_eos or self.constraint is not None
