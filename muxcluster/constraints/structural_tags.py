@@ -29,8 +29,11 @@ def structural_tag(value: Mapping[str, Any], param: str) -> str:
 
     Raises InvalidValue, MissingParameter or UnsupportedParameter; their `param` has the path.
     """
-    _rules(_Node(value, param, check_schema), {})
-    return bounded(json.dumps({"structural_tag": value}), param)
+    if value.get("type", "structural_tag") != "structural_tag":
+        raise InvalidValue(f"{param}.type must be structural_tag", f"{param}.type")
+    inside = {name: each for name, each in value.items() if name != "type"}
+    _rules(_Node(inside, param, check_schema), {})
+    return bounded(json.dumps({"structural_tag": inside}), param)
 
 
 def structural_rules(value: Mapping[str, Any], specials: Mapping[str, int]) -> str:
@@ -42,7 +45,7 @@ def structural_rules(value: Mapping[str, Any], specials: Mapping[str, int]) -> s
 
 
 def _rules(root: "_Node", specials: Mapping[str, int]) -> str:
-    names = set(root.value) - {"type"}
+    names = set(root.value)
     compiler = _Compiler(Literals(specials))
     if names == {"format"}:
         return compiler.rules(compiler.expression(root.node("format"), is_last=True))
@@ -146,8 +149,8 @@ class _Compiler:
     token, or a text up to which a rule marked `[lazy]` matches. Otherwise it must be last.
     """
 
-    def __init__(self, write: Literals) -> None:
-        self._write = write
+    def __init__(self, literal: Literals) -> None:
+        self._literal = literal
         self._names: dict[str, str] = {}  # of rules, by what they say
         self._num_formats = 0
 
@@ -240,14 +243,14 @@ class _Compiler:
             param = f"{tag.param}.begin"
             raise InvalidValue(f"{param} must begin with exactly one of the triggers", param)
         (trigger,) = own
-        if self._write.first_special(trigger) == 0:
+        if self._literal.first_special(trigger) == 0:
             return _sequence("FREE", self._literal(tag.begin), tag.rest)
         head = self._rule(f"/(?s:.*)/ {quoted(trigger)}", "[lazy]")
         return _sequence(head, self._literal(tag.begin[len(trigger) :]), tag.rest)
 
     def _free_up_to(self, end: str) -> str:
         """Return the expression of free text with `end` after it, which is not in that text."""
-        at = self._write.first_special(end)
+        at = self._literal.first_special(end)
         if at is None:
             return self._rule(f"/(?s:.*)/ {quoted(end)}", "[lazy]")
         before = self._terminal(f"/(?s:.*)/ {quoted(end[:at])}") if at else "FREE"
@@ -264,9 +267,6 @@ class _Compiler:
 
     def _json(self, node: _Node, name: str) -> str:
         return self._rule(f"%json {json.dumps(with_json_options(node.schema(name)))}")
-
-    def _literal(self, text: str) -> str:
-        return self._write(text)
 
     def _rule(self, body: str, options: str = "") -> str:
         """Add a rule, unless there is one like it; return its name."""

@@ -6,7 +6,9 @@ import re
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from muxcluster.constraints.vocabulary import load_vocabulary
 from muxcluster.core.errors import RequestError
+from muxcluster.constraints.matching import TokenMasks
 from muxcluster.constraints.structural_tags import (
     MAX_DEPTH,
     MAX_FORMATS,
@@ -29,7 +31,9 @@ def text(value):
 
 def takes(value, output):
     """True if `output` is a whole output of the grammar."""
-    matcher = LLMatcher(BYTES, structural_tag(value, "tag"))
+    structural_tag(value, "tag")
+    rules = structural_rules(value, {})
+    matcher = LLMatcher(BYTES, json.dumps({"grammars": [{"lark_grammar": rules}]}), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     tokens = BYTES.tokenize_bytes(output.encode())
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
@@ -88,7 +92,8 @@ def test_the_older_form_is_triggered_tags():
     ]
     older = {"structures": structures, "triggers": ["<f="]}
     tags = [tag(f"<f={name}>", NUMBER, "</f>") for name in "ab"]
-    assert structural_tag(older, "x") == structural_tag({"format": TRIGGERED | {"tags": tags}}, "x")
+    newer = {"format": TRIGGERED | {"tags": tags}}
+    assert structural_rules(older, {}) == structural_rules(newer, {})
     assert takes(older, "I call <f=a>7</f> and <f=b>8</f>.")
     assert not takes(older, "I call <f=a>seven</f>.")
 
@@ -117,6 +122,7 @@ def nested(depth):
     [
         ({}, INVALID, "tag"),
         ({"format": ANY, "triggers": ["x"]}, INVALID, "tag"),
+        ({"type": "poem", "format": ANY}, INVALID, "tag.type"),
         ({"format": 5}, INVALID, IN),
         ({"format": {}}, MISSING, f"{IN}.type"),
         ({"format": {"type": "poem"}}, UNSUPPORTED, f"{IN}.type"),
@@ -164,3 +170,47 @@ def test_formats_are_limited_in_depth_and_number():
     many = {"type": "or", "elements": [text("x")] * MAX_FORMATS}
     with pytest.raises(RequestError, match="formats"):
         structural_tag({"format": many}, "tag")
+
+
+SPECIAL = "<|user|>"
+FREE_IN_SPECIAL = {"format": tag(SPECIAL, ANY, f"!{SPECIAL}")}
+CALLED_BY_SPECIAL = {
+    "structures": [{"begin": f"{SPECIAL}f:", "schema": {"type": "boolean"}, "end": SPECIAL}],
+    "triggers": [SPECIAL],
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "pattern"),
+    [
+        (FREE_IN_SPECIAL, "S[^S]*!S"),
+        (CALLED_BY_SPECIAL, "([^S]*Sf:(true|false)S)*[^S]*"),
+        (
+            {"format": TRIGGERED | {"tags": [tag("<f=", ANY, SPECIAL)]}},
+            "(((?!<f=)[^S])*<f=[^S]*S)*((?!<f=)[^S])*",
+        ),
+    ],
+    ids=["ends", "begins", "triggered"],
+)
+def test_special_tokens_stand_for_their_text(model_of, value, pattern):
+    vocabulary = load_vocabulary(model_of("bytes"))
+    special = vocabulary.specials[SPECIAL]
+    masks = TokenMasks(vocabulary)
+    byte_tokens = {text: token for token, text in enumerate(vocabulary.tokens) if len(text) == 1}
+    outputs = ["S!S", "Shi!S", "Shi!!S", "ShiS", "hi", "hi!S", "S!Sx", "Sf:trueS", "xSf:falseSx"]
+    outputs += [
+        "Sf:true",
+        "Sf:maybeS",
+        "Sf:trueSSf:trueS",
+        "a<f=bS<f=S.",
+        "<f=b",
+        "S",
+        "",
+        "<f",
+        SPECIAL,
+    ]
+    for output in outputs:
+        matcher = masks.compile(structural_tag(value, "tag"))
+        tokens = [special if char == "S" else byte_tokens[char.encode()] for char in output]
+        is_taken = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+        assert is_taken == (re.fullmatch(f"(?s){pattern}", output) is not None), output
