@@ -11,9 +11,6 @@ from muxcluster.core.events import Rejected, TokenDelta
 from muxcluster.core.sampling import Constraint
 from muxcluster.http.app import create_app
 from muxcluster.http.settings import ApiSettings, QueueLimits
-from tests.batch.jobs import line_of
-from tests.http.batches.clients import ended, read_lines, submit
-from tests.http.batches.conftest import client_of
 
 USER = [{"role": "user", "content": "Say yes"}]
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
@@ -92,22 +89,3 @@ def test_a_wrong_one_leaves_its_place_in_the_queue(backend, says):
         for wanted, status in ((BAD_FORMAT, 400), (BAD_FORMAT, 400), (FORMAT, 200)):
             answer = http.post("/v1/chat/completions", json=body | {"response_format": wanted})
             assert answer.status_code == status, answer.text
-
-
-def test_lines_of_a_batch(batch_app, backend, says):
-    says('{"age": 7}')
-    url = "/v1/chat/completions"
-    body = {"model": "tiny", "messages": USER}
-    lines = [
-        line_of("good", url=url, body=body | {"response_format": FORMAT}),
-        line_of("bad", url=url, body=body | {"response_format": BAD_FORMAT}),
-    ]
-    with client_of(batch_app()) as client:
-        batch = ended(client, submit(client, lines, endpoint=url).id)
-        good = read_lines(client, batch.output_file_id)["good"]
-        bad = read_lines(client, batch.error_file_id)["bad"]
-    assert constraints(backend) == [WANTED]
-    assert good["response"]["body"]["choices"][0]["message"]["content"] == '{"age": 7}'
-    assert bad["response"]["status_code"] == 400
-    error = bad["response"]["body"]["error"]
-    assert "response_format.json_schema.schema.properties.age.type" in error["message"]
