@@ -10,8 +10,7 @@ class Constraint:
     The state of its matcher is a function of the output tokens: whoever has these can go on.
     """
 
-    # In llguidance's serialised form: JSON {"grammars": [{"json_schema": ...}]}, or the same with
-    # "lark_grammar"
+    # JSON, made by `constraints.grammars`; most are in llguidance's serialised form
     grammar: str
     # Ids of successive output tokens, such as those of "</think>": anything may come before them,
     # and the grammar holds after them; empty: it holds from the first token

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from muxcluster.core.errors import ChatTemplateLimit, InvalidValue, LoadError
-from muxcluster.text.directory import special_tokens, tokenizer_config
+from muxcluster.core.inputs.tokenizer_config import special_tokens, tokenizer_config
 from muxcluster.text.rendering.frames import Job, packed
 from muxcluster.text.rendering.pool import RenderPool, shared_pool
 

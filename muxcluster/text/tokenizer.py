@@ -9,8 +9,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
 from muxcluster.core.errors import LoadError
-from muxcluster.text.directory import extra_special_tokens, special_tokens
-from muxcluster.text.token_bytes import ByteReader
+from muxcluster.core.inputs.token_bytes import ByteReader
+from muxcluster.core.inputs.tokenizer_config import extra_special_tokens, special_tokens
 
 
 class Tokenizer:

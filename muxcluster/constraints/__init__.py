@@ -1,0 +1,1 @@
+"""Structured outputs: grammars that the text of a request's output must match."""

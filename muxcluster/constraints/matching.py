@@ -1,0 +1,336 @@
+"""Computes masks: which tokens may come next in rows whose output must match grammars.
+
+A mask is a function of a row's grammar and its output tokens. Matchers of rows are kept, so that
+the next call only consumes what is new; a row whose matcher is gone, or saw other tokens, gets a
+new one. llguidance is imported here, so this module is for the mask process and for tests.
+"""
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import gbnf_to_lark
+from numpy.typing import NDArray
+
+from muxcluster.constraints.rows import MaskRow, Masks
+from muxcluster.constraints.tags import tagged_rules
+from muxcluster.constraints.vocabulary import SPECIAL_MARK, Vocabulary
+from muxcluster.core.sampling import Constraint
+
+MOST_MATCHERS = 1024  # of rows, of some 100 KB each: more than run at a time in a unit
+IDLE_S = 60.0  # a matcher that is not asked for so long is dropped: its request has ended
+MOST_GRAMMARS = 128  # compiled, kept for the next request with the same grammar
+RECENT_MASKS = 4  # of a row: the ranks of a job, and jobs in a pipeline, may be steps apart
+# llguidance's own limits bound a mask to about 20 ms and compiling to seconds. Of lexer states it
+# allows 250,000, of 1 to 2 KB each, in every grammar.
+LEXER_STATES = 50_000
+MOST_MESSAGE_CHARS = 500
+
+
+class BadGrammar(Exception):
+    """A grammar that cannot be compiled. The text is for its author."""
+
+
+class TokenMasks:
+    """The grammar engine for one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        size, ends = len(vocabulary.tokens), vocabulary.end_tokens
+        view = _TokenizerView(vocabulary)
+        # Without end tokens the engine adds one of its own, behind the vocabulary.
+        self._tokenizer = LLTokenizer(view, eos_token=list(ends)) if ends else LLTokenizer(view)
+        self._words_inside = -(-self._tokenizer.vocab_size // 32)
+        self.num_words = -(-size // 32)
+        self.end_tokens = frozenset(ends)
+        self.end_bits = _bits(ends, self.num_words)
+        self.text_bits = _bits(range(size), self.num_words) & ~self.end_bits
+
+    def compile(self, grammar: str) -> LLMatcher:
+        """Return a matcher at the start of the grammar. Raises BadGrammar."""
+        text = self._serialised(grammar)
+        limits = LLParserLimits(max_lexer_states=LEXER_STATES, verbose_errors=False)
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise BadGrammar(message_of(matcher))
+        return matcher
+
+    def _serialised(self, grammar: str) -> str:
+        """Return the grammar as llguidance takes it. Raises BadGrammar."""
+        if grammar.startswith('{"grammars"'):
+            return grammar
+        value = json.loads(grammar)
+        if "gbnf" in value:
+            try:
+                rules = gbnf_to_lark(value["gbnf"])
+            except Exception as error:  # noqa: BLE001 - it raises a plain Exception
+                raise BadGrammar(f"{error}"[:MOST_MESSAGE_CHARS]) from None
+            except RecursionError:
+                raise BadGrammar("nested too deep") from None
+        else:
+            rules = tagged_rules(value["tagged"], self._vocabulary.specials)
+        return json.dumps({"grammars": [{"lark_grammar": rules}]})
+
+    def fill(self, matcher: LLMatcher, bits: NDArray[np.uint32]) -> None:
+        """Write the mask of a matcher that has not stopped to `bits`, uint32 [num_words]."""
+        inside = np.empty(self._words_inside, np.uint32)
+        matcher.unsafe_compute_mask_ptr(inside.ctypes.data, inside.nbytes)
+        bits[:] = inside[: self.num_words] & (self.text_bits | self.end_bits)
+
+
+class _TokenizerView(TokenizerWrapper):
+    """A vocabulary as llguidance reads it."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+    special_token_ids: Sequence[int] = ()
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens = list(vocabulary.tokens)
+        ends = vocabulary.end_tokens
+        self.eos_token_id = ends[0] if ends else None  # type: ignore[assignment]
+        self._encode = vocabulary.encode
+        texts = [
+            (text, token)
+            for token, text in enumerate(self.tokens)
+            if text and not text.startswith(SPECIAL_MARK)
+        ]
+        self._token_of = dict(reversed(texts))
+        self._longest = max((len(text) for text, _ in texts), default=1)
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the model's own tokens of a text that the grammar forces.
+
+        Tokenizers that normalise text give others' bytes: then the longest tokens that match.
+        """
+        wanted = text.encode()
+        ids = self._encode(text)
+        size = len(self.tokens)
+        if all(token < size for token in ids):
+            found = b"".join(self.tokens[token] for token in ids)
+            if found == wanted:
+                return ids
+        return self._greedy(wanted)
+
+    def _greedy(self, text: bytes) -> list[int]:
+        ids, at = [], 0
+        while at < len(text):
+            for length in range(min(self._longest, len(text) - at), 0, -1):
+                token = self._token_of.get(text[at : at + length])
+                if token is not None:
+                    ids.append(token)
+                    at += length
+                    break
+            else:
+                return ids
+        return ids
+
+
+@dataclass(slots=True)
+class _Grammar:
+    """A compiled grammar; rows copy its matcher, and share the lexer's states with it."""
+
+    matcher: LLMatcher | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mask:
+    """The mask of one row; zeros if there is an error."""
+
+    bits: NDArray[np.uint32]
+    must_end: bool = False
+    error: str | None = None
+
+
+class _Row:
+    """The matcher of one row, and its last masks.
+
+    is_alone: the lexer's states are not shared with other rows.
+    """
+
+    def __init__(
+        self, constraint: Constraint, masks: TokenMasks, matcher: LLMatcher, *, is_alone: bool
+    ) -> None:
+        self.constraint = constraint
+        self.is_alone = is_alone
+        self.last_used_s = time.monotonic()
+        self._lock = threading.Lock()
+        self._masks = masks
+        self._matcher = matcher
+        self._tokens = np.empty(0, np.int32)  # consumed so far
+        # Where the grammar begins in the output; None: not yet.
+        self._start: int | None = None if constraint.begins_after else 0
+        self._recent: dict[int, _Mask] = {}  # by number of output tokens before it
+
+    def mask_after(self, tokens: NDArray[np.int32]) -> _Mask | None:
+        """Return the mask after `tokens`; None if the matcher has consumed others than these."""
+        with self._lock:
+            num_old, num_all = len(self._tokens), len(tokens)
+            num_same = min(num_old, num_all)
+            if not np.array_equal(self._tokens[:num_same], tokens[:num_same]):
+                return None
+            if num_all > num_old or num_all not in self._recent:
+                if num_all < num_old:
+                    return None
+                mask = self._advance(tokens, num_old)
+                while len(self._recent) >= RECENT_MASKS:
+                    del self._recent[next(iter(self._recent))]
+                self._recent[num_all] = mask
+            return self._recent[num_all]
+
+    def _advance(self, tokens: NDArray[np.int32], num_old: int) -> _Mask:
+        self._tokens = tokens.copy()
+        bits = np.zeros(self._masks.num_words, np.uint32)
+        if self._start is None:
+            self._start = _end_of(self.constraint.begins_after, tokens, num_old)
+        if self._start is None:
+            return _Mask(self._masks.text_bits)
+        for at in range(max(self._start, num_old), len(tokens)):
+            error = self._consume(int(tokens[at]))
+            if error is not None:
+                return _Mask(bits, error=f"output token {at} does not match the grammar: {error}")
+        if self._matcher.is_stopped():
+            error = message_of(self._matcher) if self._matcher.is_error() else None
+            return _Mask(bits if error else self._masks.end_bits, error is None, error)
+        self._masks.fill(self._matcher, bits)
+        if self._matcher.is_error():
+            return _Mask(np.zeros_like(bits), error=message_of(self._matcher))
+        return _Mask(bits, must_end=not np.any(bits & ~self._masks.end_bits))
+
+    def _consume(self, token: int) -> str | None:
+        """Consume a token. Returns what is wrong with it."""
+        if self._matcher.is_error():
+            return message_of(self._matcher)
+        if self._matcher.is_stopped():
+            return None if token in self._masks.end_tokens else "the grammar had ended"
+        return None if self._matcher.consume_token(token) else message_of(self._matcher)
+
+
+class Matching:
+    """Matchers of the rows of all models, for any number of threads.
+
+    masks: the grammar engine by model.
+    """
+
+    def __init__(self, masks: Mapping[str, TokenMasks]) -> None:
+        self._masks = masks
+        self._lock = threading.Lock()
+        self._grammars: OrderedDict[tuple[str, str], _Grammar] = OrderedDict()
+        self._rows: OrderedDict[tuple[str, str], _Row] = OrderedDict()
+
+    @property
+    def num_matchers(self) -> int:
+        """Return how many rows' matchers are kept now."""
+        return len(self._rows)
+
+    def prepare(self, model: str, grammar: str) -> None:
+        """Compile the grammar, so that the first mask does not wait for it. Raises BadGrammar."""
+        self._copied(model, grammar)
+
+    def masks(self, rows: Sequence[MaskRow]) -> Masks:
+        """Return the masks of `rows`."""
+        num_words = max(
+            (self._masks[row.model].num_words for row in rows if row.model in self._masks),
+            default=0,
+        )
+        bits = np.zeros((len(rows), num_words), np.uint32)
+        must_end = np.zeros(len(rows), np.bool_)
+        errors: dict[int, str] = {}
+        for at, row in enumerate(rows):
+            try:
+                mask = self._mask(row)
+            except BadGrammar as error:
+                errors[at] = f"{error}"
+                continue
+            bits[at, : len(mask.bits)] = mask.bits
+            must_end[at] = mask.must_end
+            if mask.error is not None:
+                errors[at] = mask.error
+        self._drop_idle()
+        return Masks(bits, must_end, errors)
+
+    def _mask(self, row: MaskRow) -> _Mask:
+        """Return the mask of one row. Raises BadGrammar."""
+        key = (row.model, row.request_id)
+        with self._lock:
+            kept = self._rows.get(key)
+        mask = None
+        if kept is not None and kept.constraint == row.constraint:
+            mask = kept.mask_after(row.tokens)
+        if kept is None or mask is None:
+            kept = self._new_row(row, is_alone=False)
+            mask = kept.mask_after(row.tokens)
+        if mask is not None and mask.error is not None and not kept.is_alone:
+            # Other rows may have used up the lexer's states of this grammar.
+            with self._lock:
+                self._grammars.pop((row.model, row.constraint.grammar), None)
+            kept = self._new_row(row, is_alone=True)
+            mask = kept.mask_after(row.tokens)
+        assert mask is not None, "a new row has consumed nothing"
+        kept.last_used_s = time.monotonic()
+        with self._lock:
+            self._rows[key] = kept
+            self._rows.move_to_end(key)
+        return mask
+
+    def _new_row(self, row: MaskRow, *, is_alone: bool) -> _Row:
+        masks = self._known(row.model)
+        grammar = row.constraint.grammar
+        matcher = masks.compile(grammar) if is_alone else self._copied(row.model, grammar)
+        return _Row(row.constraint, masks, matcher, is_alone=is_alone)
+
+    def _known(self, model: str) -> TokenMasks:
+        if model not in self._masks:
+            raise BadGrammar(f"there is no vocabulary of the model {model!r}")
+        return self._masks[model]
+
+    def _copied(self, model: str, grammar: str) -> LLMatcher:
+        """Return a matcher at the start of the grammar, compiled if it was not before."""
+        masks, key = self._known(model), (model, grammar)
+        with self._lock:
+            kept = self._grammars.setdefault(key, _Grammar())
+            self._grammars.move_to_end(key)
+            while len(self._grammars) > MOST_GRAMMARS:
+                self._grammars.popitem(last=False)
+        with kept.lock:
+            if kept.matcher is None:
+                kept.matcher = masks.compile(grammar)
+            return kept.matcher.deep_copy()
+
+    def _drop_idle(self) -> None:
+        before_s = time.monotonic() - IDLE_S
+        with self._lock:
+            while self._rows:
+                oldest = next(iter(self._rows))
+                is_idle = self._rows[oldest].last_used_s < before_s
+                if not is_idle and len(self._rows) <= MOST_MATCHERS:
+                    return
+                del self._rows[oldest]
+
+
+def message_of(matcher: LLMatcher) -> str:
+    """Return what is wrong with a matcher's grammar or tokens, without the engine's state."""
+    text: str = matcher.get_error()
+    return text.split("\n<")[0].strip()[:MOST_MESSAGE_CHARS]
+
+
+def _bits(tokens: Iterable[int], num_words: int) -> NDArray[np.uint32]:
+    """Return a mask that allows `tokens`."""
+    allowed = np.zeros(num_words * 32, np.uint8)
+    allowed[np.fromiter(tokens, np.intp)] = 1
+    return np.packbits(allowed, bitorder="little").view(np.uint32)
+
+
+def _end_of(run: Sequence[int], tokens: NDArray[np.int32], num_old: int) -> int | None:
+    """Return where the first `run` in `tokens` ends; none ends within the first `num_old`."""
+    size = len(run)
+    for at in range(max(0, num_old - size + 1), len(tokens) - size + 1):
+        if np.array_equal(tokens[at : at + size], run):
+            return at + size
+    return None

@@ -1,0 +1,289 @@
+"""The mask process: reads vocabularies, then forks what handles grammars and may die of them.
+
+Its children share the vocabularies, so that one is replaced in milliseconds:
+- the server (`server.py`), which computes masks;
+- a process for each grammar that is checked, under limits of time and memory.
+It has one thread, ends with its unit, whose end of a socket closes, and takes its children along.
+"""
+
+import gc
+import hashlib
+import os
+import resource
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from muxcluster.constraints.matching import BadGrammar, TokenMasks, message_of
+from muxcluster.constraints.process.frames import receive, send
+from muxcluster.constraints.process.server import serve
+from muxcluster.constraints.vocabulary import MaskModel, load_vocabulary
+from muxcluster.core.errors import LoadError
+
+# Of processor time, which a busy machine does not change; whole seconds, as RLIMIT_CPU counts. The
+# largest real schemas take under one.
+CHECK_CPU_S = 2
+CHECK_WALL_S = 60.0  # on the clock, for a process that was stopped
+CHECK_BYTES = 512 * 2**20  # of address space, beyond the vocabularies
+SERVER_BYTES = 4 * 2**30  # the same for all grammars and matchers together
+CHECK_NICE = 10  # checks must not slow the steps of running requests
+MOST_CHECKS = 4  # at a time; the rest wait
+MOST_VERDICTS = 1024  # kept: the same schema comes with many requests
+GRACE_S = 0.2  # before a server that ends again is started again
+
+
+def main() -> None:
+    """Arguments: descriptors of the unit's socket and of the socket that workers connect to, and
+    the folder of the latter."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    listener = socket.socket(fileno=int(sys.argv[2]))
+    try:
+        Keeper(control, listener, *_loaded(control)).run()
+    except EOFError:
+        # The unit is gone. It may have been killed, and then nobody else removes this.
+        shutil.rmtree(Path(sys.argv[3]), ignore_errors=True)
+
+
+def _loaded(control: socket.socket) -> tuple[dict[str, TokenMasks], dict[str, str]]:
+    """Return the models that the unit names, and why others have no vocabulary."""
+    (models,), _ = receive(control)
+    masks: dict[str, TokenMasks] = {}
+    failures: dict[str, str] = {}
+    same: dict[tuple[object, ...], TokenMasks] = {}
+    for each in models:
+        model = MaskModel(*each)
+        key = (os.path.realpath(model.path), model.vocab_size, model.end_tokens)
+        try:
+            if key not in same:
+                same[key] = TokenMasks(load_vocabulary(model))
+            masks[model.name] = same[key]
+        except (LoadError, ValueError, OSError) as error:
+            failures[model.name] = f"{error}"
+    return masks, failures
+
+
+@dataclass(slots=True)
+class _Check:
+    """A grammar that is to be checked. digest: names it among the verdicts."""
+
+    number: int
+    model: str
+    grammar: str
+    digest: bytes
+    pid: int = 0
+    pipe: int = -1
+    until_s: float = 0.0
+
+
+class Keeper:
+    """Keeps a server alive, and checks grammars."""
+
+    def __init__(
+        self,
+        control: socket.socket,
+        listener: socket.socket,
+        masks: Mapping[str, TokenMasks],
+        failures: Mapping[str, str],
+    ) -> None:
+        self._control = control
+        self._listener = listener
+        self._masks = masks
+        self._failures = failures
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+        self._waiting: deque[_Check] = deque()
+        self._running: dict[int, _Check] = {}  # by pipe
+        self._verdicts: OrderedDict[bytes, str] = OrderedDict()  # "" for a good grammar
+        self._server_pid = 0
+        self._server_link: socket.socket | None = None
+
+    def run(self) -> None:
+        """Work until the unit is gone. Raises EOFError or OSError then."""
+        gc.freeze()  # or the children would copy what they only read
+        try:
+            self._start_server()
+            send(self._control, ("ready",))
+            while True:
+                for key, _ in self._selector.select(self._timeout_s()):
+                    self._hear(key.fileobj)
+                self._end_late()
+        finally:
+            self._kill(self._server_pid)
+            for check in self._running.values():
+                self._kill(check.pid)
+
+    def _hear(self, source: object) -> None:
+        if source is self._control:
+            (number, model, grammar), _ = receive(self._control)
+            self._take(number, model, grammar)
+        elif source is self._server_link:
+            self._replace_server()
+        elif isinstance(source, int):
+            self._finish(self._running[source])
+
+    def _timeout_s(self) -> float | None:
+        if not self._running:
+            return None
+        first_s = min(check.until_s for check in self._running.values())
+        return max(0.0, first_s - time.monotonic())
+
+    # The server.
+
+    def _start_server(self) -> None:
+        ours, theirs = socket.socketpair()
+
+        def child() -> None:
+            ours.close()
+            limit_memory(SERVER_BYTES)
+            serve(self._listener, theirs, self._masks)
+
+        self._server_pid = self._fork(child)
+        theirs.close()
+        self._server_link = ours
+        self._selector.register(ours, selectors.EVENT_READ)
+
+    def _replace_server(self) -> None:
+        assert self._server_link is not None
+        self._selector.unregister(self._server_link)
+        self._server_link.close()
+        self._kill(self._server_pid)
+        send(self._control, ("server lost",))
+        time.sleep(GRACE_S)
+        self._start_server()
+
+    # Checks.
+
+    def _take(self, number: int, model: str, grammar: str) -> None:
+        digest = hashlib.sha256(f"{model}\n{grammar}".encode(errors="surrogatepass")).digest()
+        verdict = self._verdicts.get(digest)
+        if model in self._failures:
+            verdict = f"the model cannot be constrained: {self._failures[model]}"
+        if verdict is not None:
+            self._tell(number, verdict)
+            return
+        self._waiting.append(_Check(number, model, grammar, digest))
+        self._start_checks()
+
+    def _start_checks(self) -> None:
+        while self._waiting and len(self._running) < MOST_CHECKS:
+            check = self._waiting.popleft()
+            check.pipe, theirs = os.pipe()
+
+            def child(check: _Check = check, theirs: int = theirs) -> None:
+                _check(self._masks.get(check.model), check.grammar, theirs)
+
+            check.pid = self._fork(child)
+            os.close(theirs)
+            check.until_s = time.monotonic() + CHECK_WALL_S
+            self._running[check.pipe] = check
+            self._selector.register(check.pipe, selectors.EVENT_READ)
+
+    def _end_late(self) -> None:
+        now_s = time.monotonic()
+        for check in self._running.values():
+            if check.until_s <= now_s:
+                os.kill(check.pid, signal.SIGKILL)  # its pipe ends with it
+
+    def _finish(self, check: _Check) -> None:
+        """A check's process has written its verdict, or died."""
+        with os.fdopen(check.pipe, "rb") as pipe:
+            self._selector.unregister(check.pipe)
+            del self._running[check.pipe]
+            text = pipe.read().decode(errors="replace")
+        _, status = os.waitpid(check.pid, 0)
+        verdict = text[1:] if text else _verdict_of(os.waitstatus_to_exitcode(status))
+        self._verdicts[check.digest] = verdict
+        while len(self._verdicts) > MOST_VERDICTS:
+            self._verdicts.popitem(last=False)
+        self._tell(check.number, verdict)
+        self._start_checks()
+
+    def _tell(self, number: int, verdict: str) -> None:
+        send(self._control, ("checked", number, verdict or None))
+
+    # Processes.
+
+    def _fork(self, child: Callable[[], None]) -> int:
+        """Run `child` in a process of its own, which has none of our descriptors; return its id."""
+        pid = os.fork()
+        if pid == 0:
+            self._become(child)
+        return pid
+
+    def _become(self, child: Callable[[], None]) -> NoReturn:
+        status = 1
+        try:
+            self._control.close()
+            self._selector.close()
+            for pipe in self._running:
+                os.close(pipe)
+            if self._server_link is not None:
+                self._server_link.close()
+            child()
+            status = 0
+        finally:
+            os._exit(status)
+
+    @staticmethod
+    def _kill(pid: int) -> None:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _check(masks: TokenMasks | None, grammar: str, pipe: int) -> None:
+    """Compile a grammar and compute its first mask; write to `pipe` what is wrong, after a byte."""
+    resource.setrlimit(resource.RLIMIT_CPU, (CHECK_CPU_S, CHECK_CPU_S))
+    limit_memory(CHECK_BYTES)
+    os.nice(CHECK_NICE)
+    # The allocator says there that memory is used up.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    try:
+        text = "there is no such model" if masks is None else _problem(masks, grammar)
+    except MemoryError:
+        text = _verdict_of(-signal.SIGABRT)
+    os.write(pipe, b"." + text.encode(errors="replace"))
+
+
+def _problem(masks: TokenMasks, grammar: str) -> str:
+    try:
+        matcher = masks.compile(grammar)
+    except BadGrammar as error:
+        return f"{error}" or "it cannot be compiled"
+    if not matcher.is_stopped():
+        masks.fill(matcher, np.empty(masks.num_words, np.uint32))
+    return message_of(matcher)
+
+
+def _verdict_of(status: int) -> str:
+    """Return why a check's process died."""
+    if status in (-signal.SIGXCPU, -signal.SIGKILL):
+        return f"it takes more than {CHECK_CPU_S} s to compile"
+    if status == -signal.SIGABRT:
+        return f"it takes more than {CHECK_BYTES // 2**20} MiB of memory to compile"
+    return f"its compiler failed (status {status})"
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Limit this process to so much address space more than it has."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except OSError:
+        return  # not Linux: only the limit of time holds
+    limit = pages * resource.getpagesize() + num_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+if __name__ == "__main__":
+    main()

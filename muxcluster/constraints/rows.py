@@ -1,0 +1,38 @@
+"""What a worker asks of the mask process, and the answer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.sampling import Constraint
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRow:
+    """A row whose next token must follow its constraint.
+
+    tokens: int32, all output tokens so far.
+    """
+
+    model: str
+    request_id: str
+    constraint: Constraint
+    tokens: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Which tokens may come next, for each of the rows asked for.
+
+    bits: uint32 [rows, ceil(vocab_size / 32)]; token t is allowed if bit t % 32 of word t // 32 is
+    set. The model's end tokens are allowed, all of them, exactly where the grammar may end.
+    must_end: bool [rows], True where nothing but an end token is allowed: the output is complete.
+    errors: by row, why it has no mask (its bits are zero): its tokens do not match its grammar, or
+    the grammar is too complex.
+    """
+
+    bits: NDArray[np.uint32]
+    must_end: NDArray[np.bool_]
+    errors: Mapping[int, str]
