@@ -9,11 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from muxcluster.constraints.client import MaskClient, MaskRow, PendingMasks
+from muxcluster.constraints.process.client import MaskClient, PendingMasks
+from muxcluster.constraints.rows import MaskRow
 from muxcluster.core.job import Admission
 from muxcluster.core.sampling import Constraint
+from muxcluster.core.unitspec import ModelSpec
 
 _WORD_BITS = 32
+_ALL = np.uint32(0xFFFFFFFF)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +77,7 @@ class PendingAllowed:
 
     rows: NDArray[np.int64]
     pending: PendingMasks
+    num_words: int  # of a row's bits
     # Place among the constrained rows -> end tokens that are kept for when nothing else is allowed
     late_ends: Mapping[int, tuple[int, ...]]
 
@@ -82,7 +86,9 @@ class PendingAllowed:
         begun_s = time.monotonic()
         masks = self.pending.wait()
         waited_s = time.monotonic() - begun_s
-        bits = masks.bits
+        bits = np.zeros((len(self.rows), self.num_words), dtype=np.uint32)
+        bits[:, : masks.bits.shape[1]] = masks.bits
+        bits[list(masks.errors)] = _ALL  # so that the row can be computed, whatever for
         for place, ends in self.late_ends.items():
             if not masks.must_end[place]:
                 for token in ends:
@@ -95,11 +101,12 @@ class ConstrainedRows:
     """The table rows of one model whose requests have constraints."""
 
     def __init__(
-        self, model: str, eos_token_ids: tuple[int, ...], history: Tensor, client: MaskClient | None
+        self, spec: ModelSpec, history: Tensor, client: MaskClient | None
     ) -> None:
         """history: int32 [max_seqs, max_model_len + 1]. client: None where none can be admitted."""
-        self._model = model
-        self._eos_token_ids = eos_token_ids
+        self._model = spec.name
+        self._eos_token_ids = spec.eos_token_ids
+        self._num_words = -(-spec.vocab_size // _WORD_BITS)
         self._history = history
         self._client = client
         self._asking: dict[int, Admission] = {}
@@ -136,7 +143,8 @@ class ConstrainedRows:
                 late_ends[place] = self._eos_token_ids
             asked.append(self._row(admission, int(lengths[row])))
         assert self._client is not None
-        return PendingAllowed(np.array(rows), self._client.begin(asked), late_ends)
+        pending = self._client.begin(asked)
+        return PendingAllowed(np.array(rows), pending, self._num_words, late_ends)
 
     def _row(self, admission: Admission, length: int) -> MaskRow:
         constraint: Constraint | None = admission.sampling.constraint

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from muxcluster.constraints.client import MaskClient
+from muxcluster.constraints.process.client import MaskClient
 from muxcluster.core.job import Admission, Rows, TableDelta
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.decoders.torch_decoder import FusedDecoder
@@ -64,7 +64,7 @@ class ModelRunner:
         """
         self._sampling = SequenceSampling(spec.max_seqs, spec.vocab_size, spec.eos_token_ids)
         self._prompts = PromptPositions()
-        self._constrained = ConstrainedRows(spec.name, spec.eos_token_ids, arena.history, masks)
+        self._constrained = ConstrainedRows(spec, arena.history, masks)
         self._runs_in_pieces = capture is None and isinstance(forward, FusedDecoder)
         self._steps: Steps
         if capture is not None and not isinstance(forward, Slab):

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from muxcluster.constraints.client import MaskClient
+from muxcluster.constraints.process.client import MaskClient
 from muxcluster.core.backends import ModelBackend, as_loaded
 from muxcluster.core.job import Job, JobResult, Phase
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
