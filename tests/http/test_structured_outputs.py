@@ -38,8 +38,7 @@ class Person(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field(max_length=8)
-    likes: Colour
-    addresses: list[Address] = Field(max_length=2)
+    likes: list[Colour] = Field(max_length=2)
     age: int | None = Field(ge=0, le=120)
 
 
@@ -83,7 +82,7 @@ def test_a_cut_answer_says_so(client: openai.OpenAI) -> None:
 
 
 def test_equal_seeds_give_equal_answers_by_any_name(client: openai.OpenAI) -> None:
-    schema = Person.model_json_schema()
+    schema = Address.model_json_schema()
     wanted = {"type": "json_schema", "json_schema": {"name": "p", "schema": schema}}
     found = set()
     for body in (
@@ -96,7 +95,7 @@ def test_equal_seeds_give_equal_answers_by_any_name(client: openai.OpenAI) -> No
         )
         found.add(answer.choices[0].message.content)
     assert len(found) == 1
-    Person.model_validate_json(found.pop())
+    Address.model_validate_json(found.pop())
 
 
 def test_json_object(client: openai.OpenAI) -> None:
@@ -104,9 +103,8 @@ def test_json_object(client: openai.OpenAI) -> None:
         model=NAME,
         messages=USER,
         response_format={"type": "json_object"},
-        logit_bias={},
         seed=4,
-        max_tokens=ROOM,
+        max_tokens=100,
     )
     (choice,) = answer.choices
     if choice.finish_reason == "stop":
@@ -167,7 +165,8 @@ def test_echo_logprobs_and_stop(client: openai.OpenAI) -> None:
     body = {"guided_regex": "[ab]{20}"}
     whole = client.completions.create(**ask, echo=True, logprobs=2, extra_body=body).choices[0]
     assert re.fullmatch("It is[ab]{20}", whole.text)
-    assert "".join(whole.logprobs.tokens) == whole.text
+    begin, *tokens, end = whole.logprobs.tokens  # special ones, which the text does not show
+    assert "".join(tokens) == whole.text
     assert all(value is not None and value <= 0 for value in whole.logprobs.token_logprobs[1:])
     stop = whole.text[10:12]
     cut = client.completions.create(**ask, stop=stop, extra_body=body).choices[0]
@@ -177,8 +176,7 @@ def test_echo_logprobs_and_stop(client: openai.OpenAI) -> None:
 
 
 def test_a_bias_cannot_break_the_form(client: openai.OpenAI) -> None:
-    tokens = range(0, 512)
-    bias = {str(token): (100 if token % 2 else -100) for token in tokens}
+    bias = {str(token): (100 if token % 2 else -100) for token in range(512)}
     answer = client.completions.create(
         model=NAME,
         prompt="x",
@@ -243,11 +241,11 @@ def test_lines_of_a_batch(client: openai.OpenAI) -> None:
         line_of(f"good{seed}", url=url, body=chat | {
             "seed": seed, "response_format": {"type": "json_schema", "json_schema": schema}
         })
-        for seed in range(4)
+        for seed in range(2)
     ] + [line_of("bad", url=url, body=chat | {"guided_grammar": "start: nothing"})]  # fmt: skip
     batch = ended(client, submit(client, lines, endpoint=url).id)
     found = read_lines(client, batch.output_file_id)
-    assert found.keys() == {f"good{seed}" for seed in range(4)}
+    assert found.keys() == {f"good{seed}" for seed in range(2)}
     for line in found.values():
         content = line["response"]["body"]["choices"][0]["message"]["content"]
         Address.model_validate_json(content)
