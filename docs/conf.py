@@ -22,7 +22,8 @@ contents = (
     (
         "Guides",
         "guides",
-        "plan simulate openai-api interactive-and-batch batch-jobs any-model monitoring upgrades",
+        "plan simulate openai-api structured-outputs interactive-and-batch batch-jobs any-model "
+        "monitoring upgrades",
     ),
     ("Concepts", "concepts", "placement scheduling kv-pool residency sm-shares offline-orders"),
     ("Reference", "reference", "cli config http python metrics errors support"),

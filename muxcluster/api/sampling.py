@@ -1,10 +1,12 @@
 """How a request's tokens are chosen, and when it ends."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from muxcluster.text.schemas import CompletionBody
 from muxcluster.text.validation.body import parse
+from muxcluster.text.validation.constraints import constraint_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +24,13 @@ class SamplingParams:
     ... except RequestError as error:
     ...     print(error.param)
     top_p
+
+    An output can be held to a JSON schema, a regular expression, a choice or a grammar:
+
+    >>> age = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    >>> params = SamplingParams(structured_outputs={"json": age}, max_tokens=64)
+    >>> SamplingParams(structured_outputs={"choice": ["yes", "no"]}).structured_outputs
+    {'choice': ['yes', 'no']}
     """
 
     max_tokens: int | None = None  # 16 for a prompt, what the context leaves for a chat
@@ -37,16 +46,23 @@ class SamplingParams:
     stop: tuple[str, ...] = ()  # at most four; the output ends before the first that comes
     stop_token_ids: tuple[int, ...] = ()  # end tokens beside the model's own
     ignore_eos: bool = False  # the model's own end tokens do not stop
+    # What the output must match: `structured_outputs` in vLLM's form, or `response_format` in
+    # OpenAI's; None: any text
+    structured_outputs: Mapping[str, Any] | None = field(default=None, hash=False)
+    response_format: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        parse(CompletionBody, {"model": "any", "prompt": "any", **body_fields(self)})
+        wanted = {"model": "any", "prompt": "any", **body_fields(self)}
+        constraint_of(parse(CompletionBody, wanted))
 
 
 def body_fields(params: SamplingParams) -> dict[str, Any]:
     """Return the fields of an HTTP request's body."""
     values = {field.name: getattr(params, field.name) for field in fields(params)}
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in values.items()
-        if value is not None
-    }
+    return {name: _plain(value) for name, value in values.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return dict(value) if isinstance(value, Mapping) else value

@@ -3,6 +3,7 @@
 A grammar is one string, a JSON object with one key:
 - "grammars": what llguidance calls a serialised grammar, of a JSON schema or of Lark rules;
 - "gbnf": rules in llama.cpp's notation, which the mask process translates;
+- "structural_tag": what a client wrote, which the mask process makes rules of;
 - "tagged": text with JSON in tags (`TaggedText`), which the mask process completes with the ids of
   the model's special tokens.
 Nothing is compiled here: the mask process does that, under limits.
@@ -54,7 +55,7 @@ def json_schema(schema: Mapping[str, Any] | bool, param: str) -> str:
     cannot be honoured.
     """
     check_schema(schema, param)
-    return _bounded(_of_schema(schema), param)
+    return bounded(_of_schema(schema), param)
 
 
 def regex(pattern: str, param: str) -> str:
@@ -66,7 +67,7 @@ def regex(pattern: str, param: str) -> str:
     """
     if not isinstance(pattern, str) or not pattern:
         raise InvalidValue(f"{param} must be a regular expression that is not empty", param)
-    return _bounded(_of_lark(f"start: TEXT\nTEXT: /{_escaped(pattern)}/\n"), param)
+    return bounded(_of_lark(f"start: TEXT\nTEXT: /{_escaped(pattern)}/\n"), param)
 
 
 def choice(options: Sequence[str], param: str) -> str:
@@ -77,7 +78,7 @@ def choice(options: Sequence[str], param: str) -> str:
         if not isinstance(option, str) or not option:
             raise InvalidValue(f"{param}[{number}] must be a text that is not empty", param)
     texts = " | ".join(quoted(option) for option in dict.fromkeys(options))
-    return _bounded(_of_lark(f"start: TEXT\nTEXT: {texts}\n"), param)
+    return bounded(_of_lark(f"start: TEXT\nTEXT: {texts}\n"), param)
 
 
 def lark(text: str, param: str) -> str:
@@ -88,9 +89,9 @@ def lark(text: str, param: str) -> str:
     if not isinstance(text, str) or not text.strip():
         raise InvalidValue(f"{param} must be a grammar that is not empty", param)
     if _LARK_START.search(text):
-        return _bounded(_of_lark(text), param)
+        return bounded(_of_lark(text), param)
     if _GBNF_RULE.search(text):
-        return _bounded(json.dumps({"gbnf": text}), param)
+        return bounded(json.dumps({"gbnf": text}), param)
     raise InvalidValue(
         f"{param} has neither a rule `start: ...` (Lark) nor rules `root ::= ...` (GBNF)", param
     )
@@ -167,7 +168,8 @@ def _of_lark(text: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": text}]})
 
 
-def _bounded(grammar: str, param: str) -> str:
+def bounded(grammar: str, param: str) -> str:
+    """Return the grammar. Raises InvalidValue if it is too long."""
     if len(grammar) > MOST_BYTES:
         raise InvalidValue(
             f"{param} is a grammar of {len(grammar):,} bytes; at most {MOST_BYTES:,} are taken",

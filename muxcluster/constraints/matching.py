@@ -18,6 +18,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from numpy.typing import NDArray
 
 from muxcluster.constraints.rows import MaskRow, Masks
+from muxcluster.constraints.structural_tags import structural_rules
 from muxcluster.constraints.tags import tagged_rules
 from muxcluster.constraints.vocabulary import SPECIAL_MARK, Vocabulary
 from muxcluster.core.sampling import Constraint
@@ -72,6 +73,8 @@ class TokenMasks:
                 raise BadGrammar(f"{error}"[:MOST_MESSAGE_CHARS]) from None
             except RecursionError:
                 raise BadGrammar("nested too deep") from None
+        elif "structural_tag" in value:
+            rules = structural_rules(value["structural_tag"], self._vocabulary.specials)
         else:
             rules = tagged_rules(value["tagged"], self._vocabulary.specials)
         return json.dumps({"grammars": [{"lark_grammar": rules}]})

@@ -13,7 +13,7 @@ def tagged_rules(value: Mapping[str, Any], specials: Mapping[str, int]) -> str:
 
     specials: ids of the model's special tokens by their text, which stand for that text.
     """
-    write = _Literals(specials)
+    write = Literals(specials)
     begins, schemas, ends = zip(*value["tags"], strict=True)
     inside = [
         f"inside{at}: %json {json.dumps(with_json_options(schema))}"
@@ -42,7 +42,7 @@ def tagged_rules(value: Mapping[str, Any], specials: Mapping[str, int]) -> str:
 
 
 def _free_text(
-    value: Mapping[str, Any], starts: Sequence[str], write: "_Literals"
+    value: Mapping[str, Any], starts: Sequence[str], write: "Literals"
 ) -> tuple[str, list[str]]:
     """Return the rules of free text with blocks, and what of a block's start belongs to the text.
 
@@ -62,7 +62,7 @@ def _free_text(
 
 
 def _alternatives(
-    name: str, begins: Sequence[str], ends: Sequence[str], write: "_Literals"
+    name: str, begins: Sequence[str], ends: Sequence[str], write: "Literals"
 ) -> list[str]:
     """Return a rule for any of the tags, and a rule for each."""
     each = [
@@ -72,7 +72,7 @@ def _alternatives(
     return [f"{name}: {' | '.join(f'{name}{at}' for at in range(len(each)))}", *each]
 
 
-class _Literals:
+class Literals:
     """Writes literal text as a sequence of Lark strings and special tokens."""
 
     def __init__(self, specials: Mapping[str, int]) -> None:
@@ -90,7 +90,12 @@ class _Literals:
 
     def begins_special(self, text: str) -> bool:
         """True if the text begins with a special token."""
-        return self._pattern.match(text) is not None
+        return self.first_special(text) == 0
+
+    def first_special(self, text: str) -> int | None:
+        """Return where the first special token in the text begins; None if it has none."""
+        found = self._pattern.search(text)
+        return None if found is None else found.start()
 
     @staticmethod
     def _plain(text: str) -> list[str]:

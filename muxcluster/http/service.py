@@ -1,5 +1,6 @@
 """The path of a call, from HTTP or Python: check, tokenise, generate n choices, detokenise."""
 
+import asyncio
 import secrets
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -9,6 +10,7 @@ from functools import partial
 
 from muxcluster.core.errors import EngineFailure, InvalidValue, Overloaded
 from muxcluster.core.request import ServiceClass
+from muxcluster.core.sampling import Constraint
 from muxcluster.http.calls.admission import Admission, Gate
 from muxcluster.http.calls.call import Call, Prompt, RequestHead, Tokenised
 from muxcluster.http.calls.call_stream import CallStream
@@ -24,6 +26,7 @@ from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
 from muxcluster.text.tools.asked import AskedTools, asked_tools, num_schema_chars
 from muxcluster.text.tools.output import OutputRules
 from muxcluster.text.validation.body import parse
+from muxcluster.text.validation.constraints import constraint_of, has_constraint
 from muxcluster.text.validation.prompts import chat_messages, split_prompts, token_ids
 from muxcluster.text.validation.sampling import (
     check_stream_options,
@@ -88,6 +91,7 @@ class CompletionService:
             raise InvalidValue(f"at most {MAX_CALL_CHOICES} choices in one request", "n")
         admission = self._admit(model.served.name, service_class(body), num_choices)
         try:
+            sampling = replace(sampling, constraint=await self._constraint(body))
             if tokenised is None or tokenised.model is not model:
                 tokenised = Tokenised(model, tuple(await self._prompts(body, model, asked)))
             rules = _rules(body, model, asked, tokenised)
@@ -129,6 +133,10 @@ class CompletionService:
             return None
         num_chars = num_schema_chars(body.tools)
         return await off_loop(partial(_asked, body), num_chars, self._settings.inline_chars)
+
+    async def _constraint(self, body: GenerationBody) -> Constraint | None:
+        """Return the constraint of a body, made on a thread: checking a schema takes long."""
+        return await asyncio.to_thread(constraint_of, body) if has_constraint(body) else None
 
     async def _prompts(
         self, body: GenerationBody, model: ModelText, asked: AskedTools | None

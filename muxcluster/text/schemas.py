@@ -3,6 +3,10 @@
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from muxcluster.core.errors import InvalidJson
+from muxcluster.core.inputs.json_text import parse_json
 
 INT64 = 2**63
 MAX_STOPS = 4
@@ -31,7 +35,20 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _from_json_text(value: object) -> object:
+    """Return what a JSON text says, and other values as they are."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_json(value.encode(), "it")
+    except InvalidJson as error:
+        raise PydanticCustomError("json_text", "{reason}", {"reason": error.message}) from None
+
+
 Stops = Annotated[list[NonEmpty], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)]
+# vLLM's clients send objects, SGLang's their JSON text
+JsonObject = Annotated[dict[str, Any], BeforeValidator(_from_json_text)]
+Choices = Annotated[list[str], Field(min_length=1)]
 
 
 class StreamOptions(BaseModel):
@@ -51,6 +68,49 @@ class SloBody(BaseModel):
 
     ttft: Seconds | None = None
     tpot: Seconds | None = None
+
+
+class JsonSchemaFormat(BaseModel):
+    """`response_format.json_schema`. name, description: nobody is shown them. strict: the schema is
+    enforced whatever it says."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: ShortText
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """`response_format`: OpenAI's types, and `structural_tag` with vLLM's fields.
+
+    What `format` or `structures` hold is checked by `constraints.structural_tags`.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    format: dict[str, Any] | None = None
+    structures: list[Any] | None = None
+    triggers: list[Any] | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """`structured_outputs` of vLLM: one constraint; options that would change it are refused."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    json_: JsonObject | None = Field(default=None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    structural_tag: JsonObject | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
 
 
 class GenerationBody(BaseModel):
@@ -79,6 +139,16 @@ class GenerationBody(BaseModel):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonObject | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    json_schema: JsonObject | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: JsonObject | None = None
     service_tier: Literal["auto", "default", "priority", "scale", "flex"] | None = None
     slo: SloBody | None = None
     priority: Int64 | None = None

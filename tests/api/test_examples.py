@@ -12,6 +12,12 @@ from tests.conftest import ROOT
 SAID = {
     "plan_a_cluster.py": ["a-0: GPU 0 of a", "  chat-8b: 4.00 req/s", "GPUs needed: 2"],
     "simulate_a_trace.py": ["muxserve: ", "muxserve:quotas=off: ", "temporal: "],
+    "structured_outputs.py": [
+        "person: {",
+        "choice: ",
+        "date: 20",
+        "refused: structured_outputs.json",
+    ],
     "serve_in_process.py": [f"tiny-{name}: " for name in ("llama", "opt", "qwen3")],
     "serve_parked_models.py": [
         f"tiny-{name}: 8 tokens" for name in ("llama", "opt", "qwen2", "qwen3")

@@ -74,7 +74,7 @@ def _all_routes(routes: Any) -> Iterator[APIRoute]:
 def _fields(body: type[BaseModel]) -> Iterator[tuple[str, str]]:
     for name, field in body.model_fields.items():
         needed = " (required)" if field.is_required() else ""
-        yield f"`{name}`", _value(field.annotation) + needed
+        yield f"`{field.alias or name}`", _value(field.annotation) + needed
 
 
 def _value(annotation: Any) -> str:
@@ -92,7 +92,7 @@ def _value(annotation: Any) -> str:
     if annotation is Any:
         return "see OpenAI's reference"
     if issubclass(annotation, BaseModel):
-        return "object of " + ", ".join(f"`{name}`" for name in annotation.model_fields)
+        return "object of " + ", ".join(name for name, _ in _fields(annotation))
     return {int: "integer", float: "number", str: "text", bool: "`true`, `false`"}[annotation]
 
 

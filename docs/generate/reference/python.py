@@ -21,7 +21,8 @@ simulating need neither torch nor Ray; `Unit` needs the extra `serve`, and start
 frozen. Tests run every example of this page, and the whole programs:
 [plan_a_cluster.py](../../examples/plan_a_cluster.py),
 [simulate_a_trace.py](../../examples/simulate_a_trace.py),
-[serve_in_process.py](../../examples/serve_in_process.py).
+[serve_in_process.py](../../examples/serve_in_process.py),
+[structured_outputs.py](../../examples/structured_outputs.py).
 
 There is no client of ours for a running server: it speaks OpenAI's HTTP API, and OpenAI's own
 client has types, retries and streams for it ([The OpenAI API](../guides/openai-api.md))."""

@@ -4,6 +4,8 @@ import httpx
 import openai
 import pytest
 
+from muxcluster.constraints.grammars import json_schema
+from muxcluster.core.sampling import Constraint
 from muxcluster.http.settings import ApiSettings
 from tests.batch.disks import fill, mounted
 from tests.batch.jobs import line_of
@@ -346,3 +348,28 @@ def test_the_document_has_the_routes(batch_client):
         "endpoint",
         "completion_window",
     ]
+
+
+def test_a_constraint_of_a_line(batch_app, backend, says):
+    says('{"age": 7}')
+    url = "/v1/chat/completions"
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+    def wanted(kind):
+        schema = {"type": "object", "properties": {"age": {"type": kind}}}
+        return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+    lines = [
+        line_of(kind, url=url, body=body | {"response_format": wanted(kind)})
+        for kind in ("integer", "integr")
+    ]
+    with client_of(batch_app()) as client:
+        batch = ended(client, submit(client, lines, endpoint=url).id)
+        good = read_lines(client, batch.output_file_id)["integer"]["response"]
+        bad = read_lines(client, batch.error_file_id)["integr"]["response"]
+    (request,) = backend.requests
+    schema = wanted("integer")["json_schema"]["schema"]
+    assert request.sampling.constraint == Constraint(json_schema(schema, "x"))
+    assert good["body"]["choices"][0]["message"]["content"] == '{"age": 7}'
+    path = "response_format.json_schema.schema.properties.age.type"
+    assert bad["status_code"] == 400 and path in bad["body"]["error"]["message"]

@@ -1,0 +1,83 @@
+"""A real server over a real unit with a tiny model, on an event loop of its own."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+import yaml
+
+from muxcluster.batch.service.local import LocalBatchService
+from muxcluster.batch.service.settings import BatchSettings
+from muxcluster.config.load import load_config
+from muxcluster.config.planning import plan_for
+from muxcluster.config.units import served_models, unit_specs
+from muxcluster.demo.models import build_model
+from muxcluster.engine.unit.local import LocalUnitClient
+from muxcluster.http.app import create_app
+from muxcluster.http.batch_lines import LineAnswerer
+from muxcluster.http.calls.model_text import ModelTexts
+from muxcluster.http.metrics.requests import Metrics
+from muxcluster.http.service import CompletionService
+from muxcluster.http.settings import ApiSettings
+from muxcluster.router.backend import RoutedBackend
+
+NAME = "tiny"
+START_S = 300.0
+
+
+def configured(folder: Path, family: str = "llama", **model: object) -> Path:
+    """Make a model with random weights and a configuration of it; model: further keys."""
+    build_model(folder / NAME, family, seed=3)
+    entry = {"name": NAME, "path": NAME, "max_model_len": 2048, "max_seqs": 16, **model}
+    content = {
+        "models": [entry],
+        "cluster": {"nodes": [{"name": "here", "gpu": "cpu", "cores": 1}]},
+        "policy": {"partition": "none", "kv_gb": 0.2},
+    }
+    file = folder / "muxcluster.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+@contextmanager
+def live_server(file: Path) -> Iterator[str]:
+    """Serve the unit of a configuration, with files and batches; yields the address."""
+    urls: queue.Queue[str] = queue.Queue()
+    end = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(file, urls, end)), daemon=True)
+    thread.start()
+    try:
+        yield urls.get(timeout=START_S)
+    finally:
+        end.set()
+        thread.join(START_S)
+
+
+async def _serve(file: Path, urls: "queue.Queue[str]", end: threading.Event) -> None:
+    config = load_config(file)
+    (spec,) = unit_specs(config, plan_for(config))
+    unit = LocalUnitClient(spec)
+    await unit.start()
+    try:
+        backend = RoutedBackend(served_models(config), {NAME: unit})
+        batch = BatchSettings(str(file.parent / "batches"))
+        settings = ApiSettings(batch=batch)
+        texts = ModelTexts.load(backend.models())
+        service = CompletionService(backend, texts, Metrics(), settings)
+        lines = LineAnswerer(service, lenient=False)
+        batches = LocalBatchService(Path(batch.directory), lines, lambda: [NAME], batch)
+        app = create_app(backend, settings, batches)
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
+        task = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        urls.put(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}")
+        await asyncio.to_thread(end.wait)
+        server.should_exit = True
+        await task
+    finally:
+        await unit.close()
