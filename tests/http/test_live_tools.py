@@ -9,22 +9,15 @@ from collections.abc import Iterator
 import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as FastTokenizer
 
-from muxcluster.demo.tokenizer_training import write_tokenizer
-from tests.http.live_server import NAME, configured, live_server
-from tests.http.tool_models import gathered
-from tests.text.tools import templates
+from tests.http.live_server import NAME, live_server
+from tests.http.tool_models import END_OF_THINKING, gathered, tool_model
 
 USER = [{"role": "user", "content": "Weather?"}]
-TAGS = ("<think>", "</think>")
-MARKS = ("<tool_call>", "</tool_call>")
-VOCAB_SIZE = 512  # of the model
-# the prompt opens the tag, and the model soon says "</think>", whose id is the second one added
+# the prompt opens the tag, and the model soon says "</think>"
 THINKING = {
     "extra_body": {"chat_template_kwargs": {"opens": True}},
-    "logit_bias": {str(VOCAB_SIZE - 3): 6.0},
+    "logit_bias": {f"{END_OF_THINKING}": 6.0},
 }
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 
@@ -56,15 +49,7 @@ PLAIN = [
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    file = configured(tmp_path_factory.mktemp("tools"))
-    folder = file.parent / NAME
-    write_tokenizer(folder, VOCAB_SIZE - len(TAGS) - len(MARKS))
-    fast = FastTokenizer.from_file(str(folder / "tokenizer.json"))
-    fast.add_tokens([AddedToken(text, special=False) for text in (*TAGS, *MARKS)])
-    fast.save(str(folder / "tokenizer.json"))
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    config["chat_template"] = templates.HERMES + "{% if opens %}{{ '<think>\\n' }}{% endif %}"
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    file = tool_model(tmp_path_factory.mktemp("tools"))
     with (
         live_server(file) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,

@@ -10,10 +10,18 @@ import openai
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
+from muxcluster.demo.tokenizer_training import write_tokenizer
 from muxcluster.http.app import create_app
 from muxcluster.http.settings import ApiSettings
 from muxcluster.text.tokenizer import Tokenizer
 from tests.http.fakes import EOS, FakeBackend, make_tokenizer, running_server, served_model
+from tests.http.live_server import NAME, configured
+from tests.text.tools import templates
+
+TAGS = ("<think>", "</think>")
+MARKS = ("<tool_call>", "</tool_call>")
+VOCAB_SIZE = 512  # of `tool_model`
+END_OF_THINKING = VOCAB_SIZE - 3  # the id of its "</think>"
 
 
 def make_model(
@@ -31,6 +39,23 @@ def make_model(
     config = {"chat_template": template, "eos_token": EOS}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     return directory
+
+
+def tool_model(folder: Path) -> Path:
+    """A configuration of a model with random weights that knows tools and thinks in tags.
+
+    It thinks if its template is given `opens`, which opens the tag.
+    """
+    file = configured(folder)
+    model = folder / NAME
+    write_tokenizer(model, VOCAB_SIZE - len(TAGS) - len(MARKS))
+    fast = FastTokenizer.from_file(str(model / "tokenizer.json"))
+    fast.add_tokens([AddedToken(text, special=False) for text in (*TAGS, *MARKS)])
+    fast.save(str(model / "tokenizer.json"))
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config["chat_template"] = templates.HERMES + "{% if opens %}{{ '<think>\\n' }}{% endif %}"
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    return file
 
 
 class ScriptedModel:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from docs.generate.markdown import page, table
 from muxcluster.http.app import create_app
 from muxcluster.http.routes.documents import BODIES
+from muxcluster.text.schemas import ChatBody
 from muxcluster.text.validation.fields import HARMLESS, REFUSED
 
 _INTRODUCTION = """\
@@ -28,7 +29,9 @@ They would change the output and are not supported: 400 `unsupported_parameter`,
 null or have the value at which they change nothing. Fields that nobody knows are
 refused too, unless `server.lenient` drops them.
 
-{refused}."""
+{refused}.
+
+`/v1/completions` also refuses what only chats have: {of_chats}."""
 
 
 class _NoModels:
@@ -54,7 +57,12 @@ def http_page() -> str:
         + table(("field", "value"), _fields(body))
         for body in BODIES
     ]
-    lists = _FIELDS.format(harmless=_listed(HARMLESS), refused=_listed(REFUSED))
+    of_chats = REFUSED.keys() & ChatBody.model_fields.keys()
+    lists = _FIELDS.format(
+        harmless=_listed(HARMLESS - ChatBody.model_fields.keys()),
+        refused=_listed(REFUSED.keys() - of_chats),
+        of_chats=_listed(of_chats),
+    )
     return page(
         _INTRODUCTION,
         table(("route", "method"), [(f"`{path}`", method) for path, method in routes]),

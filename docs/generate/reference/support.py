@@ -41,7 +41,7 @@ _REFUSALS = (
         "the same model in 16 bits, as safetensors",
     ),
     (
-        "LoRA, tools, images and audio in messages",
+        "LoRA, images and audio in messages",
         "400 `unsupported_parameter`; not yet",
     ),
 )
