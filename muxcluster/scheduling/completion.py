@@ -106,7 +106,9 @@ class Completion:
     def _break_off(self, model: ModelState, job: Job, result: JobResult) -> Mapping[int, Fault]:
         """Return why rows end whose tokens are noise; they keep no token."""
         table = model.running
-        faults = {row: Fault(ConstraintFailed.code, why) for row, why in result.refused_rows.items()}
+        faults = {
+            row: Fault(ConstraintFailed.code, why) for row, why in result.refused_rows.items()
+        }
         message = f"{model.name} computed NaN or infinite logits for this request"
         faults.update(dict.fromkeys(result.broken_rows, Fault(NonFiniteLogits.code, message)))
         faults = {

@@ -76,7 +76,9 @@ class Refusing(Breaking):
 
     def run(self, job: Job) -> JobResult:
         result = super().run(job)
-        return replace(result, broken_rows=(), refused_rows=dict.fromkeys(result.broken_rows, "why"))
+        return replace(
+            result, broken_rows=(), refused_rows=dict.fromkeys(result.broken_rows, "why")
+        )
 
 
 def test_a_row_whose_constraint_cannot_be_followed_ends_with_the_reason() -> None:
