@@ -30,6 +30,12 @@ RECENT_MASKS = 4  # of a row: the ranks of a job, and jobs in a pipeline, may be
 # allows 250,000, of 1 to 2 KB each, in every grammar.
 LEXER_STATES = 50_000
 MOST_MESSAGE_CHARS = 500
+# The engine's reasons to stop, which are names.
+_PLAIN = {
+    "NoExtensionBias": "no token of the model can follow",
+    "ParserTooComplex": "the grammar is too complex",
+    "LexerTooComplex": "the grammar is too complex",
+}
 
 
 class BadGrammar(Exception):
@@ -316,8 +322,8 @@ class Matching:
 
 def message_of(matcher: LLMatcher) -> str:
     """Return what is wrong with a matcher's grammar or tokens, without the engine's state."""
-    text: str = matcher.get_error()
-    return text.split("\n<")[0].strip()[:MOST_MESSAGE_CHARS]
+    text = matcher.get_error().split("\n<")[0].strip()
+    return _PLAIN.get(text, text)[:MOST_MESSAGE_CHARS]
 
 
 def _bits(tokens: Iterable[int], num_words: int) -> NDArray[np.uint32]:
