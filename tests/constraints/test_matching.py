@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from muxcluster.constraints import grammars, matching as matching_module
+from muxcluster.constraints import grammars
+from muxcluster.constraints import matching as matching_module
 from muxcluster.constraints.matching import Matching, TokenMasks
 from muxcluster.constraints.rows import MaskRow
 from muxcluster.constraints.vocabulary import MaskModel, Vocabulary, load_vocabulary

@@ -1,8 +1,6 @@
 """Outputs drawn at random under masks, held against independent judges of schema and regex."""
 
-import itertools
 import json
-import re
 from typing import Any
 
 import pytest
