@@ -40,6 +40,7 @@ from muxcluster.engine.forward.loaded_model import LoadedModel
 from muxcluster.engine.forward.paged_forward import TokenForward
 from muxcluster.engine.load.dummy import DummyWeights
 from muxcluster.engine.memory.upload import PackedUpload
+from muxcluster.engine.sampling.constrained import ConstrainedRows
 from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.prompt_positions import PromptPositions
 from muxcluster.engine.steps.device.capture_lint import CaptureLint, NotCapturable
@@ -376,8 +377,10 @@ def load(unit: UnitSpec) -> tuple[LoadedModel, ...]:
 def _loaded(model: ModelSpec, forward: Any, arena: Any) -> LoadedModel:
     runs_tokens: TokenForward = forward
     sampling = SequenceSampling(model.max_seqs, model.vocab_size, model.eos_token_ids)
+    own = arena.model(model.name)
+    constrained = ConstrainedRows(model, own.history, None)
     return LoadedModel(
-        model.name, runs_tokens, arena.pool, arena.model(model.name), sampling, PromptPositions()
+        model.name, runs_tokens, arena.pool, own, sampling, PromptPositions(), constrained
     )
 
 

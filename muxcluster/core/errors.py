@@ -24,7 +24,8 @@ MuxClusterError
 ├── StorageFailed           a file could not be written to disk; names the file
 └── EngineFailure           our own fault: a worker, owner or unit is gone
     └── PoisonRequest           this request fails every job it is in; do not retry
-        └── NonFiniteLogits         the model computed NaN or infinite logits for it
+        ├── NonFiniteLogits         the model computed NaN or infinite logits for it
+        └── ConstraintFailed        its grammar could not be followed to the end
 """
 
 from pathlib import Path
@@ -194,3 +195,9 @@ class NonFiniteLogits(PoisonRequest):
     """The model computed NaN or infinite logits for the request, so its tokens would be noise."""
 
     code = "non_finite_logits"
+
+
+class ConstraintFailed(PoisonRequest):
+    """The request's grammar could not be followed: it took too much work at some token."""
+
+    code = "constraint_failed"

@@ -39,6 +39,7 @@ class Finished:
     restore_s: float = 0.0
     # The part of decode_s spent in running jobs; the rest waited for a turn
     decode_running_s: float = 0.0
+    mask_wait_s: float = 0.0  # the part of these that waited for what its constraint allows
     # The part of queue_s and preempted_s during which its model was not resident
     waking_s: float = 0.0
     # recovery_s, num_recoveries: set by the ingress: number of times the request lost its unit, and

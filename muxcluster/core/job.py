@@ -1,7 +1,7 @@
 """Jobs: one model's batch on one SM share, planned by the scheduler and run by a worker."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -165,3 +165,6 @@ class JobResult:
     padded: PaddedBatch | None = None
     # Rows whose logits were not finite in some step; their tokens are noise
     broken_rows: tuple[int, ...] = ()
+    # Row -> why its constraint could not be followed; its tokens are noise
+    refused_rows: Mapping[int, str] = field(default_factory=dict)
+    mask_wait_s: float = 0.0  # part of `seconds`: waiting for what constraints allow

@@ -43,3 +43,12 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None  # the same for prompt tokens
     constraint: Constraint | None = None  # None: any text
+
+    @property
+    def ends_at_eos(self) -> bool:
+        """True if the model's own end tokens end the request.
+
+        They always do under a constraint, which allows none (or, with `ignore_eos`, none before it
+        allows nothing else) until the text is whole.
+        """
+        return not self.ignore_eos or self.constraint is not None

@@ -55,6 +55,8 @@ class ModelStats:
     padded_usage: float = 0.0
     # Requests that ended because the model computed NaN or infinite logits for them.
     num_non_finite: int = 0
+    num_constrained: int = 0  # requests with a constraint that came
+    mask_wait_s: float = 0.0  # of jobs, for what constraints allow
     backend: str = "paged"  # "paged" or "dense"; "auto" until the model is loaded
     # False while `rate_per_s` is the plan's, because no request has come
     is_rate_measured: bool = False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.errors import NonFiniteLogits
+from muxcluster.core.errors import ConstraintFailed, NonFiniteLogits
 from muxcluster.core.events import Event, FinishReason, StepOutput
 from muxcluster.core.job import Job, JobResult, Phase, TokenLogprobs
 from muxcluster.core.request import Request, ServiceClass
@@ -34,6 +34,14 @@ class Cut:
     is_stopped: NDArray[np.bool_] | None = None  # bool [rows], the last kept one is an end token
     width: int | None = None  # tokens of every row, where that is one number and nothing was cut
     has_ends: bool = True  # False where no request ends with these tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a row's request ends with an error: fields of its `Finished`."""
+
+    code: str
+    message: str
 
 
 class Completion:
@@ -66,7 +74,10 @@ class Completion:
             return events_only([])
         result = result_without_ended(whole, job, result)
         table, table_rows, counts = model.running, job.rows.table_rows, result.counts
-        broken = self._break_off(model, job, result)
+        faults = self._break_off(model, job, result)
+        if result.mask_wait_s:
+            table.add_mask_wait(table_rows, result.mask_wait_s)
+            model.counters.mask_wait_s += result.mask_wait_s
         is_wrong = (counts > 0) != job.rows.samples
         assert not np.count_nonzero(is_wrong), "a row that samples yields no token"
         if follower is None:
@@ -81,7 +92,7 @@ class Completion:
         self._write(model, job, done, now)
         if job.phase is not Phase.DECODE:
             self._end_chunks(model, job, done, now)
-        events = self._end_rows(model, job, done, now, broken) if done.has_ends else []
+        events = self._end_rows(model, job, done, now, faults) if done.has_ends else []
         model.counters.output_tokens += len(done.tokens)
         return StepOutput(
             request_ids,
@@ -92,16 +103,23 @@ class Completion:
             tuple(events),
         )
 
-    def _break_off(self, model: ModelState, job: Job, result: JobResult) -> frozenset[int]:
-        """Return rows that end because their logits were not finite; they keep no token."""
+    def _break_off(self, model: ModelState, job: Job, result: JobResult) -> Mapping[int, Fault]:
+        """Return why rows end whose tokens are noise; they keep no token."""
         table = model.running
-        broken = [
-            row for row in result.broken_rows if not table.is_aborted[job.rows.table_rows[row]]
-        ]
-        for row in broken:
+        faults = {
+            row: Fault(ConstraintFailed.code, why) for row, why in result.refused_rows.items()
+        }
+        message = f"{model.name} computed NaN or infinite logits for this request"
+        faults.update(dict.fromkeys(result.broken_rows, Fault(NonFiniteLogits.code, message)))
+        faults = {
+            row: fault
+            for row, fault in faults.items()
+            if not table.is_aborted[job.rows.table_rows[row]]
+        }
+        for row, fault in faults.items():
             table.abort(int(job.rows.table_rows[row]))
-        model.counters.num_non_finite += len(broken)
-        return frozenset(broken)
+            model.counters.num_non_finite += fault.code == NonFiniteLogits.code
+        return faults
 
     def _write(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
         table, rows = model.running, job.rows
@@ -133,7 +151,7 @@ class Completion:
                 model.counters.prompt_tokens += live.num_prompt
 
     def _end_rows(
-        self, model: ModelState, job: Job, done: Cut, now: float, broken: frozenset[int]
+        self, model: ModelState, job: Job, done: Cut, now: float, faults: Mapping[int, Fault]
     ) -> list[Event]:
         table, table_rows = model.running, job.rows.table_rows
         is_ending = table.num_tokens[table_rows] >= table.max_total[table_rows]
@@ -151,10 +169,11 @@ class Completion:
             table_row = int(table_rows[row])
             is_written = bool(table.in_job[table_row])  # by the follower
             live = self._memory.release(
-                model, table_row, is_trusted=row not in broken, is_written=is_written
+                model, table_row, is_trusted=row not in faults, is_written=is_written
             )
-            if row in broken:
-                events.append(_non_finite(live, now))
+            if row in faults:
+                code, message = faults[row].code, faults[row].message
+                events.append(live.finished(FinishReason.ERROR, now, code=code, message=message))
                 continue
             reason, stop_token = FinishReason.LENGTH, None
             if is_aborted is not None and is_aborted[row]:
@@ -182,11 +201,6 @@ class Completion:
                 fresh[row] = entries
                 live.num_prompt_logprobs = max(start, live.num_prompt_logprobs) + len(entries)
         return fresh
-
-
-def _non_finite(live: LiveRequest, now: float) -> Event:
-    message = f"{live.request.model} computed NaN or infinite logits for this request"
-    return live.finished(FinishReason.ERROR, now, code=NonFiniteLogits.code, message=message)
 
 
 def _cut_logprobs(logprobs: Logprobs, kept: NDArray[np.int32]) -> Logprobs:
@@ -270,7 +284,7 @@ def ended_already(
     if len(output) == 0:
         return None
     last = int(output[-1])
-    eos = () if sampling.ignore_eos else tuple(eos_token_ids)
+    eos = tuple(eos_token_ids) if sampling.ends_at_eos else ()
     if last in (*eos, *sampling.stop_token_ids) and len(output) >= sampling.min_tokens:
         return FinishReason.STOP, last
     if len(request.prompt_tokens) + len(output) >= max_total:

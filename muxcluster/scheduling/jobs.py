@@ -169,6 +169,9 @@ def result_without_ended(job: Job, left: Job, result: JobResult) -> JobResult:
             places[row]: each for row, each in result.prompt_logprobs.items() if row in places
         },
         broken_rows=tuple(places[row] for row in result.broken_rows if row in places),
+        refused_rows={
+            places[row]: why for row, why in result.refused_rows.items() if row in places
+        },
     )
 
 

@@ -159,6 +159,7 @@ class UnitScheduler:
             self._weights.touch()
             live.absent_before_s = weights.absent_s(now)
         self._live[request.request_id] = live
+        model.counters.num_constrained += request.sampling.constraint is not None
         model.waiting.push(live)
         return None
 

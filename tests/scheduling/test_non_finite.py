@@ -1,4 +1,4 @@
-"""Rows whose logits are not finite: their request ends with an error, and nobody else's."""
+"""Rows whose tokens are noise: their request ends with an error, and nobody else's."""
 
 from dataclasses import replace
 
@@ -6,8 +6,9 @@ import pytest
 
 from muxcluster.core.events import Finished, FinishReason
 from muxcluster.core.job import Job, JobResult
+from muxcluster.core.sampling import Constraint
 from tests.scheduling.fake_worker import FakeMemory
-from tests.scheduling.rig import LANES, Rig, request, unit_spec
+from tests.scheduling.rig import LANES, Rig, expected_output, request, unit_spec
 
 
 class Breaking(FakeMemory):
@@ -68,3 +69,46 @@ def test_what_a_broken_row_computed_is_not_shared() -> None:
     end = rig.ends["good"]
     assert isinstance(end, Finished)
     assert end.num_cached_tokens <= 16, "the column that its output filled was published"
+
+
+class Refusing(Breaking):
+    """As `Breaking`, but the constraint of those rows cannot be followed."""
+
+    def run(self, job: Job) -> JobResult:
+        result = super().run(job)
+        return replace(
+            result, broken_rows=(), refused_rows=dict.fromkeys(result.broken_rows, "why")
+        )
+
+
+def test_a_row_whose_constraint_cannot_be_followed_ends_with_the_reason() -> None:
+    spec = unit_spec(lane="mixed", pipeline_depth=2)
+    rig = Rig(spec)
+    rig.memory = Refusing(spec)
+    good = [request(f"good {i}", "aab"[i % 3], num_output=12) for i in range(6)]
+    refused = request("broken", "a", num_output=20)
+    rig.add(*good[:3], refused, *good[3:])
+    rig.run()
+    end = rig.ends["broken"]
+    assert isinstance(end, Finished)
+    assert (end.reason, end.code, end.message) == (FinishReason.ERROR, "constraint_failed", "why")
+    rig.check_outputs(good)
+    rig.check_empty()
+    assert rig.scheduler.stats(rig.now, "unit").models[0].num_non_finite == 0
+
+
+def test_end_tokens_end_a_constrained_request_that_ignores_them() -> None:
+    """Its grammar allows one only where nothing else is left."""
+    rig = Rig(unit_spec(lane="mixed"))
+    bound = [
+        request(f"r{i}", num_output=40, ignore_eos=True, constraint=Constraint("{}"))
+        for i in range(8)
+    ]
+    rig.add(*bound)
+    rig.run()
+    lengths = set()
+    for each in bound:
+        obeying = replace(each, sampling=replace(each.sampling, ignore_eos=False))
+        assert rig.tokens[each.request_id] == expected_output(obeying)
+        lengths.add(len(rig.tokens[each.request_id]))
+    assert len(lengths) > 1, "some end early"

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from muxcluster.engine.forward.paged_forward import TokenForward
 from muxcluster.engine.memory.arena import ModelArena
+from muxcluster.engine.sampling.constrained import ConstrainedRows
 from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.prompt_positions import PromptPositions
 
@@ -22,6 +23,7 @@ class LoadedModel:
     forward: TokenForward
     pool: Tensor  # uint8 [num_blocks, block_bytes], shared by all models
     arena: ModelArena  # this model's part
-    # sampling, prompts: what was admitted to its rows
+    # sampling, prompts, constrained: what was admitted to its rows
     sampling: SequenceSampling
     prompts: PromptPositions
+    constrained: ConstrainedRows

@@ -101,4 +101,6 @@ class Reordered:
                 int(self.order[row]): each for row, each in done.prompt_logprobs.items()
             },
             is_broken=done.is_broken[columns],
+            refused={int(self.order[row]): why for row, why in done.refused.items()},
+            mask_wait_s=done.mask_wait_s,
         )

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from muxcluster.engine.sampling.constrained import Allowed
 from muxcluster.engine.sampling.parameters import SequenceSampling
 
 
@@ -17,6 +18,7 @@ class Batch:
     history: Tensor  # int32 [max_seqs, max_model_len + 1], prompt then output tokens
     lengths: NDArray[np.int32]  # int [rows], tokens in history before the one being sampled
     state: SequenceSampling
+    allowed: Allowed | None = None  # of the rows with constraints; None: there are none
 
     @property
     def output_index(self) -> NDArray[np.int64]:

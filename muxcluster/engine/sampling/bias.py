@@ -13,8 +13,11 @@ def rows_to_bias(batch: Batch) -> NDArray[np.int64]:
 
 
 def rows_to_hold(batch: Batch) -> NDArray[np.int64]:
-    """Return rows that have fewer than min_tokens output tokens."""
-    return np.flatnonzero(batch.output_index < batch.state.min_tokens[batch.table_rows])
+    """Return rows that have fewer than min_tokens output tokens, and can go on."""
+    is_short = batch.output_index < batch.state.min_tokens[batch.table_rows]
+    if batch.allowed is not None:
+        is_short[batch.allowed.rows[batch.allowed.must_end]] = False
+    return np.flatnonzero(is_short)
 
 
 def add_bias(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> None:

@@ -64,6 +64,7 @@ class SequenceSampling:
         self.needs_host[row] = (
             bias is not None
             or sampling.logprobs is not None
+            or sampling.constraint is not None
             or sampling.repetition_penalty != 1
             or sampling.frequency_penalty != 0
             or sampling.presence_penalty != 0

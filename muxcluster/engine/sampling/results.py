@@ -1,7 +1,7 @@
 """Results of rows, and placeholders for results while the device still works."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +26,8 @@ class RowsResult:
     # bool [sampling rows], logits of some step were not finite (`Sampled.broken_rows`)
     is_broken: NDArray[np.bool_]
     padded: PaddedBatch | None = None
+    refused: Mapping[int, str] = field(default_factory=dict)  # as `Sampled.refused_rows`, by row
+    mask_wait_s: float = 0.0  # of all steps
 
 
 class Pending(Protocol):
@@ -122,6 +124,8 @@ class InOrder:
             },
             prompt_logprobs=results[0].prompt_logprobs,
             is_broken=np.logical_or.reduce([result.is_broken for result in results]),
+            refused={row: why for result in results for row, why in result.refused.items()},
+            mask_wait_s=sum(result.mask_wait_s for result in results),
         )
 
 
@@ -143,4 +147,6 @@ def result_of(
         logprobs={int(rows[i]): tuple(step.logprobs[i] for step in steps) for i in asking},
         prompt_logprobs=prompt_logprobs,
         is_broken=is_broken,
+        refused={int(rows[i]): why for step in steps for i, why in step.refused_rows.items()},
+        mask_wait_s=sum(step.mask_wait_s for step in steps),
     )

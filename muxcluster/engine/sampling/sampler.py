@@ -1,7 +1,7 @@
 """Chooses the next token of every row of a batch (design.md §4, sampling)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from muxcluster.core.job import TokenLogprobs
 from muxcluster.engine.sampling.batch import Batch
 from muxcluster.engine.sampling.best import best_tokens
 from muxcluster.engine.sampling.bias import add_bias, hold_end_tokens, rows_to_bias, rows_to_hold
+from muxcluster.engine.sampling.constrained import Allowed
 from muxcluster.engine.sampling.draw import draw
 from muxcluster.engine.sampling.logprobs import token_logprobs
 from muxcluster.engine.sampling.parameters import SequenceSampling
@@ -50,6 +51,9 @@ class Sampled:
     # counts as impossible, +inf as the largest number, and where nothing is possible every token is
     # equally likely; the other rows are not affected.
     broken_rows: tuple[int, ...] = ()
+    # row -> why its constraint could not be followed (`Allowed.errors`); its token is noise
+    refused_rows: Mapping[int, str] = field(default_factory=dict)
+    mask_wait_s: float = 0.0  # `Allowed.waited_s`
 
 
 def sample(
@@ -58,19 +62,21 @@ def sample(
     history: Tensor,
     lengths: NDArray[np.int32],
     state: SequenceSampling,
+    allowed: Allowed | None = None,
 ) -> Sampled:
     """Sample one token per row; every row's outcome is independent of the rest of the batch.
 
     logits: fp32 [rows, vocab], not changed. table_rows, lengths: [rows]; a row samples output
     token lengths - num_prompt_tokens of its sequence. history: int32 [max_seqs, max_model_len + 1]
-    with the tokens before it. state: parameters of the admitted sequences. Order: logit bias, end
-    tokens suppressed while output < min_tokens, repetition penalty, frequency and presence
-    penalties; then greedy rows (temperature 0) take the best token, the lowest id on a tie; others:
-    temperature, min-p, top-k, top-p, draw. Logprobs are of the logits as given. Raises ValueError
-    if the shapes do not agree.
+    with the tokens before it. state: parameters of the admitted sequences. allowed: of the rows
+    with constraints; all other tokens are impossible, whatever else applies. Order: constraint,
+    logit bias, end tokens suppressed while output < min_tokens, repetition penalty, frequency and
+    presence penalties; then greedy rows (temperature 0) take the best token, the lowest id on a
+    tie; others: temperature, min-p, top-k, top-p, draw. Logprobs are of the logits as given. Raises
+    ValueError if the shapes do not agree.
     """
     _check(logits, table_rows, lengths, state)
-    batch = Batch(table_rows, history, lengths, state)
+    batch = Batch(table_rows, history, lengths, state, allowed)
     logits, broken_rows = _repaired(logits)
     edited = _edited(logits, batch)
     tokens = best_tokens(edited)
@@ -81,7 +87,13 @@ def sample(
         where = torch.from_numpy(rows).to(logits.device)
         tokens[where] = _drawn(edited[where], batch, rows)
     chosen = tokens.cpu().numpy()
-    return Sampled(chosen.astype(np.int32), _logprobs(logits, chosen, batch), broken_rows)
+    if allowed is not None:
+        chosen = allowed.kept(chosen)
+    found = _logprobs(logits, chosen, batch)
+    if allowed is None:
+        return Sampled(chosen.astype(np.int32), found, broken_rows)
+    errors, waited_s = allowed.errors, allowed.waited_s
+    return Sampled(chosen.astype(np.int32), found, broken_rows, errors, waited_s)
 
 
 def prompt_logprobs(
@@ -123,8 +135,8 @@ def _repaired(logits: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _edited(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the logits after bias, min_tokens and penalties; `logits` itself if none apply."""
-    edited = logits
+    """Return the logits after all edits but truncation; `logits` itself if none apply."""
+    edited = logits if batch.allowed is None else batch.allowed.only(logits)
     for choose, edit in _EDITS:
         rows = choose(batch)
         if len(rows):
@@ -139,7 +151,9 @@ def _drawn(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> Tensor:
     state, table_rows, device = batch.state, batch.table_rows[rows], logits.device
     temperature = torch.from_numpy(state.temperature[table_rows]).to(logits)
     temperature = temperature.clamp_(min=torch.finfo(logits.dtype).tiny)
-    scores = logits.sub_(logits.amax(-1, keepdim=True)).div_(temperature.unsqueeze(1))
+    # a row may have nothing that is possible: no weights, instead of NaN
+    best = logits.amax(-1, keepdim=True).clamp_(min=torch.finfo(logits.dtype).min)
+    scores = logits.sub_(best).div_(temperature.unsqueeze(1))
     limits = state.top_k[table_rows], state.top_p[table_rows], state.min_p[table_rows]
     cut = np.flatnonzero((limits[0] < state.vocab_size) | (limits[1] < 1) | (limits[2] > 0))
     threshold = None

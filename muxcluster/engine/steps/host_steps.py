@@ -17,6 +17,7 @@ from muxcluster.engine.forward.cpu_attention import PlannedAttention
 from muxcluster.engine.forward.loaded_model import Numbers
 from muxcluster.engine.forward.paged_forward import TokenForward
 from muxcluster.engine.memory.arena import ModelArena
+from muxcluster.engine.sampling.constrained import ConstrainedRows, PendingAllowed
 from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.prompt_positions import Asked, PromptPositions
 from muxcluster.engine.sampling.results import Pending, Ready, result_of
@@ -81,12 +82,14 @@ class HostSteps:
         arena: ModelArena,
         sampling: SequenceSampling,
         prompts: PromptPositions,
+        constrained: ConstrainedRows,
     ) -> None:
-        """arena: the model's part. sampling, prompts: of the admitted sequences."""
+        """arena: the model's part. sampling, prompts, constrained: of the admitted sequences."""
         self._forward = forward
         self._arena = arena
         self._sampling = sampling
         self._prompts = prompts
+        self._constrained = constrained
         self._device = arena.history.device
 
     def admit(self, admission: Admission) -> None:
@@ -125,9 +128,11 @@ class HostSteps:
             # Rows that decode take several steps, so groups stay the same.
             now = Rows(rows.table_rows, starts, counts, rows.samples, rows.prefixes)
             asked = self._prompts.of(rows.table_rows, starts, counts)
-            logits = self._forward.logits(now, asked)
             lengths = (starts + counts)[sampling]
-            steps.append(self._sample(logits[: len(sampling)], rows.table_rows[sampling], lengths))
+            allowed = self._constrained.begin(rows.table_rows[sampling], lengths)
+            logits = self._forward.logits(now, asked)
+            own = logits[: len(sampling)]
+            steps.append(self._sample(own, rows.table_rows[sampling], lengths, allowed))
             if len(asked.rows):
                 history = self._arena.history
                 prompt_logprobs = asked.logprobs(logits[len(sampling) :], history)
@@ -140,11 +145,18 @@ class HostSteps:
         """Always True: the host is the device."""
         return True
 
-    def _sample(self, logits: Tensor, table_rows: Numbers, lengths: Numbers) -> Sampled:
+    def _sample(
+        self,
+        logits: Tensor,
+        table_rows: Numbers,
+        lengths: Numbers,
+        pending: PendingAllowed | None,
+    ) -> Sampled:
         if not len(table_rows):
             return Sampled(np.empty(0, dtype=np.int32), {})
         history = self._arena.history
-        sampled = sample(logits, table_rows, history, lengths, self._sampling)
+        allowed = None if pending is None else pending.wait()
+        sampled = sample(logits, table_rows, history, lengths, self._sampling, allowed)
         history[self._index(table_rows), self._index(lengths)] = self._tensor(sampled.tokens)
         return sampled
 

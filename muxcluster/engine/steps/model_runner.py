@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from muxcluster.constraints.process.client import MaskClient
 from muxcluster.core.job import Admission, Rows, TableDelta
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.decoders.torch_decoder import FusedDecoder
@@ -15,6 +16,7 @@ from muxcluster.engine.dense.store import RowStore
 from muxcluster.engine.forward.loaded_model import LoadedModel
 from muxcluster.engine.forward.paged_forward import TokenForward
 from muxcluster.engine.memory.arena import ModelArena
+from muxcluster.engine.sampling.constrained import ConstrainedRows
 from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.prompt_positions import PromptPositions
 from muxcluster.engine.sampling.results import Pending, RowsResult
@@ -52,18 +54,29 @@ class ModelRunner:
         pool: Tensor,
         arena: ModelArena,
         capture: Capture | None = None,
+        masks: MaskClient | None = None,
     ) -> None:
         """pool: uint8 [num_blocks, block_bytes], shared by all models; arena: this model's part.
 
         capture: how decode steps are recorded. None: steps run on the CPU or, for a model with a
-        cache of its own (Slab), on any device, and are waited for.
+        cache of its own (Slab), on any device, and are waited for. masks: what tells which tokens
+        constraints allow; None: no request with one can be admitted.
         """
         self._sampling = SequenceSampling(spec.max_seqs, spec.vocab_size, spec.eos_token_ids)
         self._prompts = PromptPositions()
+        self._constrained = ConstrainedRows(spec, arena.history, masks)
         self._runs_in_pieces = capture is None and isinstance(forward, FusedDecoder)
         self._steps: Steps
         if capture is not None and not isinstance(forward, Slab):
-            model = LoadedModel(spec.name, forward, pool, arena, self._sampling, self._prompts)
+            model = LoadedModel(
+                spec.name,
+                forward,
+                pool,
+                arena,
+                self._sampling,
+                self._prompts,
+                self._constrained,
+            )
             self._steps = DeviceSteps(model, capture)
             return
         rows: RowsForward
@@ -72,7 +85,7 @@ class ModelRunner:
             rows = DenseRows(forward.model, store, arena, forward.limit)
         else:
             rows = PagedRows(forward, pool, arena)
-        self._steps = HostSteps(rows, arena, self._sampling, self._prompts)
+        self._steps = HostSteps(rows, arena, self._sampling, self._prompts, self._constrained)
 
     @property
     def is_fused(self) -> bool:
@@ -83,6 +96,7 @@ class ModelRunner:
         """Record a row's sampling parameters, its side, and its tokens if there are any."""
         self._sampling.admit(admission.row, admission.sampling, admission.num_prompt_tokens)
         self._prompts.admit(admission)
+        self._constrained.admit(admission)
         self._steps.admit(admission)
 
     def write_tables(self, delta: TableDelta) -> None:
@@ -114,7 +128,7 @@ class ModelRunner:
         where nothing decodes: the plan has no memory for recorded steps there.
         Sampled tokens are written to the history before anything that is launched later, so the
         next steps may continue from them unseen. Waits for the device only if a row needs what the
-        host computes: penalties, bias, logprobs.
+        host computes: constraints, penalties, bias, logprobs.
         """
         assert num_steps == 1 or np.all(rows.samples), "only decode rows take several steps"
         return self._steps.launch(rows, num_steps, is_recorded=is_recorded)

@@ -39,4 +39,6 @@ class PendingJob:
             prompt_logprobs=done.prompt_logprobs,
             padded=done.padded,
             broken_rows=tuple(broken),
+            refused_rows=done.refused,
+            mask_wait_s=done.mask_wait_s,
         )

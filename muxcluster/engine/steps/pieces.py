@@ -55,6 +55,8 @@ def joined(results: Sequence[RowsResult], pieces: Sequence[slice]) -> RowsResult
         logprobs=_shifted([result.logprobs for result in results], starts),
         prompt_logprobs=_shifted([result.prompt_logprobs for result in results], starts),
         is_broken=np.concatenate([result.is_broken for result in results]),
+        refused=_shifted([result.refused for result in results], starts),
+        mask_wait_s=max(result.mask_wait_s for result in results),
     )
 
 

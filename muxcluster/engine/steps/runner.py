@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from muxcluster.constraints.process.client import MaskClient
 from muxcluster.core.backends import ModelBackend, as_loaded
 from muxcluster.core.job import Job, JobResult, Phase
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
@@ -88,9 +89,15 @@ class UnitRunner:
         models, self.arena = self.memory.forwards, self.memory.arena
         self._copies = UnitCopies(spec, self.arena)
         self._pieces = PieceThreads()
+        masks = MaskClient(spec.mask_address) if spec.mask_address else None
         self._models = {
             model.name: ModelRunner(
-                model, models[model.name], self.arena.pool, self.arena.model(model.name), capture
+                model,
+                models[model.name],
+                self.arena.pool,
+                self.arena.model(model.name),
+                capture,
+                masks,
             )
             for model in spec.models
             if model.name in models

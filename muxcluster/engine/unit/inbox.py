@@ -4,14 +4,15 @@ from collections import deque
 from collections.abc import Iterator
 
 from muxcluster.core.batch_part import LineOver, PartOver
-from muxcluster.core.events import Finished, FinishReason, StepOutput
+from muxcluster.core.events import Finished, FinishReason, Rejected, StepOutput
 from muxcluster.core.request import Request
 from muxcluster.offline.unit_feeder import FedPart, PartRenewed, UnitFeeder
 from muxcluster.scheduling.completion import events_only
 from muxcluster.scheduling.scheduler import UnitScheduler
 
-# a str is the id of a request to abort
-Message = Request | FedPart | LineOver | PartOver | PartRenewed | str
+# A str is the id of a request to abort; Rejected and Finished end one that never became the
+# scheduler's
+Message = Request | Rejected | Finished | FedPart | LineOver | PartOver | PartRenewed | str
 
 
 class Inbox:
@@ -40,6 +41,8 @@ class Inbox:
                 output = None if feeder.hold(message) else scheduler.add(message, now)
             elif isinstance(message, str):
                 output = _aborted(message, scheduler, feeder, now)
+            elif isinstance(message, Rejected | Finished):
+                output = events_only([message])
             elif isinstance(message, FedPart):
                 feeder.add(message)
             elif isinstance(message, PartRenewed):

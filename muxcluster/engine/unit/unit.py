@@ -10,7 +10,7 @@ from dataclasses import replace
 from muxcluster.core.backends import ModelBackend, as_loaded
 from muxcluster.core.batch_part import BatchPart, PartMessage
 from muxcluster.core.errors import ConfigError, InvalidValue, NotReady
-from muxcluster.core.events import Finished, FinishReason, StepOutput, TokenDelta
+from muxcluster.core.events import Finished, FinishReason, Rejected, StepOutput, TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.residency import Move, MoveKind
 from muxcluster.core.served import SharingStats, UnitState, UnitStats
@@ -28,6 +28,7 @@ from muxcluster.engine.executor import (
     StillRunning,
 )
 from muxcluster.engine.unit.clock import Clock, MonotonicClock
+from muxcluster.engine.unit.constraint_checks import ConstraintChecks, mask_process
 from muxcluster.engine.unit.deltas import BatchDeltas, deltas_of
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.engine.unit.inbox import Inbox, Message
@@ -73,7 +74,8 @@ class Unit:
         take turns in memory; ValueError for an unknown policy, or a pool or workers that cannot do
         what it needs.
         """
-        self._spec = spec
+        masks = mask_process(spec)
+        self._spec = spec = replace(spec, mask_address=masks.address)
         self._on_output = on_output
         self._clock = clock or MonotonicClock()
         self._executor = executor or make_executor(spec)
@@ -88,6 +90,7 @@ class Unit:
         self._mover = _mover(spec, self._executor)
         self._moves: dict[int, Move] = {}
         self._lock = threading.Lock()
+        self._checks = ConstraintChecks(masks, self._post_checked)
         self._inbox = Inbox()
         self._open: set[str] = set()
         self._outputs: list[StepOutput] = []
@@ -111,6 +114,7 @@ class Unit:
                 at_start = _of_residents(self._spec)
                 warm_up(at_start, self._executor, self._clock, self._measured)
         except BaseException:
+            self._checks.close()
             self._executor.close()
             raise
         self._refusal = None
@@ -133,6 +137,7 @@ class Unit:
             if self._refusal is None:
                 self._executor.wake()
         if self._thread.ident is None:
+            self._checks.close()
             self._executor.close()
             return
         self._thread.join(timeout_s)
@@ -157,13 +162,16 @@ class Unit:
             self._open.add(request.request_id)
             if request.line is not None:
                 self._batch_deltas.follow(request.request_id)
-            self._post(request)
+            if request.sampling.constraint is None:
+                self._post(request)
+            else:
+                self._checks.begin(request)
 
     def abort(self, request_id: str) -> None:
         """End a request with `abort`, from any thread; an unknown or ended one is ignored."""
         with self._lock:
             if request_id in self._open:
-                self._post(request_id)
+                self._post(self._checks.abort(request_id) or request_id)
 
     def feed(self, message: PartMessage) -> None:
         """Feed a part of a planned batch, or hear what became of its lines; from any thread.
@@ -237,6 +245,12 @@ class Unit:
         self._inbox.post(message)
         self._executor.wake()
 
+    def _post_checked(self, message: Request | Rejected | Finished) -> None:
+        """Post a request whose constraint is sound, or the end of one whose constraint is not."""
+        with self._lock:
+            if self._refusal is None:
+                self._post(message)
+
     def _run(self) -> None:
         reason, message = FinishReason.ABORT, f"{self._name} was closed"
         code = "server_shutting_down"
@@ -301,8 +315,8 @@ class Unit:
 
     @property
     def _is_idle(self) -> bool:
-        """True if all open requests wait for their turn in the feeder."""
-        return len(self._open) == len(self._feeder)
+        """True if all open requests wait for their turn in the feeder, or are being checked."""
+        return len(self._open) == len(self._feeder) + len(self._checks)
 
     def _collect(self, output: StepOutput) -> None:
         """Keep an output until it is delivered. The caller holds the lock."""
@@ -392,6 +406,7 @@ class Unit:
                 self._batch_deltas.clear()
             self._planner.shutdown(wait=False, cancel_futures=True)
             self._plans.close()
+            self._checks.close()
             self._executor.close()
 
 

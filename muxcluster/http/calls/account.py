@@ -17,6 +17,7 @@ class EngineTime:
     # from the last output of a lost unit to the next submission, and waiting for a first unit
     recovery_s: float = 0.0
     waking_s: float = 0.0  # until its model's weights were resident
+    mask_wait_s: float = 0.0  # in decode jobs, for what its constraint allows
 
     @classmethod
     def of(cls, end: Finished) -> "EngineTime":
@@ -27,11 +28,12 @@ class EngineTime:
         return cls(
             end.queue_s - waking_at_first,
             end.prefill_s,
-            end.decode_s,
+            end.decode_s - end.mask_wait_s,
             end.preempted_s - waking_again,
             end.restore_s,
             end.recovery_s,
             waking_at_first + waking_again,
+            end.mask_wait_s,
         )
 
     def within(self, total_s: float) -> dict[str, float]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from muxcluster.core.errors import EngineFailure, NonFiniteLogits, PoisonRequest
+from muxcluster.core.errors import ConstraintFailed, EngineFailure, NonFiniteLogits, PoisonRequest
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.job import TokenLogprobs
 from muxcluster.http.calls.account import EngineTime
@@ -196,6 +196,8 @@ def one_by_one(delta: TokenDelta) -> Sequence[TokenDelta]:
 def _failure(end: Finished) -> EngineFailure:
     if end.code == NonFiniteLogits.code:
         return NonFiniteLogits(end.message or "the logits of this request are not finite")
+    if end.code == ConstraintFailed.code:
+        return ConstraintFailed(end.message or "the constraint could not be followed")
     if end.code == PoisonRequest.code:
         return PoisonRequest(end.message or "the engine failed on this request")
     return EngineFailure(end.message or "the engine gave this request up")

@@ -22,6 +22,7 @@ PART_HISTOGRAMS = {
     "restore_s": "request_restore_seconds",
     "recovery_s": "request_recovery_seconds",
     "waking_s": "request_waking_seconds",
+    "mask_wait_s": "request_mask_wait_seconds",
     "framework_s": "request_framework_seconds",
 }
 TIMER_S = 0.001  # timers may fire this much early

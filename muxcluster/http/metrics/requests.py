@@ -43,6 +43,7 @@ OUR_HISTOGRAMS = {
     "request_restore_seconds": ("Recomputing what a preemption or fault lost.", TTFT_BUCKETS),
     "request_recovery_seconds": ("Waiting for a lost unit's successor.", TTFT_BUCKETS),
     "request_waking_seconds": ("Waiting for the model's weights to be resident.", TTFT_BUCKETS),
+    "request_mask_wait_seconds": ("Decode jobs' waits for what a constraint allows.", TTFT_BUCKETS),
     "request_framework_seconds": ("End to end, less all that units account for.", TTFT_BUCKETS),
 }
 COUNTERS = {

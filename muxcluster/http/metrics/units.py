@@ -80,6 +80,14 @@ COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
         "Requests that ended because their logits were NaN or infinite.",
         lambda m: m.num_non_finite,
     ),
+    "muxcluster:constrained_requests": (
+        "Requests that came with a constraint.",
+        lambda m: m.num_constrained,
+    ),
+    "muxcluster:mask_wait_seconds": (
+        "Seconds that jobs waited for what constraints allow.",
+        lambda m: m.mask_wait_s,
+    ),
     "muxcluster:recomputed_tokens": (
         "Tokens computed again after a preemption or a failed job.",
         lambda m: m.num_recomputed_tokens,

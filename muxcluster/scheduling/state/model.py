@@ -34,6 +34,8 @@ class Counters:
     prompt_tokens: int = 0
     output_tokens: int = 0
     num_non_finite: int = 0
+    num_constrained: int = 0
+    mask_wait_s: float = 0.0
 
 
 class Held(NamedTuple):
@@ -253,6 +255,8 @@ class ModelState:
             prompt_tokens=counters.prompt_tokens,
             output_tokens=counters.output_tokens,
             num_non_finite=counters.num_non_finite,
+            num_constrained=counters.num_constrained,
+            mask_wait_s=counters.mask_wait_s,
             batch_blocks=self.kv.batch_used,
             num_lent=self.running.num_lent,
             waiting_tokens=self.waiting.num_tokens + self.running.num_uncomputed,

@@ -40,7 +40,7 @@ _NOTHING = dict.fromkeys(Stage, 0.0)
 class TimeAccount:
     """Seconds by stage on the scheduler's clock; they sum to the time since the start."""
 
-    __slots__ = ("_next", "_seconds", "_since_s", "_stage", "decode_running_s")
+    __slots__ = ("_next", "_seconds", "_since_s", "_stage", "decode_running_s", "mask_wait_s")
 
     def __init__(self, now: float, *, has_output: bool) -> None:
         """has_output: the request comes from a lost unit with output: its prefill is a restore."""
@@ -49,6 +49,7 @@ class TimeAccount:
         self._since_s = now
         self._next = Stage.RESTORE if has_output else Stage.PREFILL
         self.decode_running_s = 0.0  # the part of decode that was spent in running jobs
+        self.mask_wait_s = 0.0  # the part of these that waited for what a constraint allows
 
     @property
     def has_started(self) -> bool:
@@ -218,6 +219,7 @@ class LiveRequest:
             preempted_s=seconds[Stage.PREEMPTED],
             restore_s=seconds[Stage.RESTORE],
             decode_running_s=self.account.decode_running_s,
+            mask_wait_s=self.account.mask_wait_s,
             message=message,
             code=code,
         )

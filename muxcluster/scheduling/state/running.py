@@ -49,6 +49,8 @@ class RunningTable:
         self.tpot_s = np.full(max_seqs, np.inf)  # target; inf: none
         self.credit_s = np.zeros(max_seqs)  # how early its tokens were since the first, bounded
         self.decode_running_s = np.zeros(max_seqs)  # in decode jobs since it took the row
+        self.is_constrained = np.zeros(max_seqs, dtype=np.bool_)
+        self.mask_wait_s = np.zeros(max_seqs)  # the part of these that waited for masks
         # Output tokens, int32 [max_seqs, max_model_len + 1]: pages never written cost no memory.
         # All 0, and not to be written, where they are not kept.
         shape = max_seqs, max_model_len + 1
@@ -117,8 +119,9 @@ class RunningTable:
         self.is_batch[row] = live.side is Side.RIGHT
         self.num_batch += int(self.is_batch[row])
         self._suspect(row, is_suspect=live.prefills_alone)
-        self.decode_running_s[row] = self.credit_s[row] = 0.0
-        self.ignores_eos[row] = sampling.ignore_eos
+        self.decode_running_s[row] = self.credit_s[row] = self.mask_wait_s[row] = 0.0
+        self.is_constrained[row] = sampling.constraint is not None
+        self.ignores_eos[row] = not sampling.ends_at_eos
         self.has_stops[row] = bool(sampling.stop_token_ids)
         self.has_own_stops |= bool(sampling.stop_token_ids)
         self.deadline_s[row] = live.deadline_s
@@ -141,6 +144,7 @@ class RunningTable:
         live.output = output.copy() if self.keeps_output else output
         live.deadline_s = float(self.deadline_s[row])
         live.account.decode_running_s += float(self.decode_running_s[row])
+        live.account.mask_wait_s += float(self.mask_wait_s[row])
         live.row = self.live[row] = self.request_ids[row] = None
         self.num_prefilling -= int(self.is_prefilling[row])
         self.num_batch -= int(self.is_batch[row])
@@ -215,6 +219,11 @@ class RunningTable:
         if self.num_prefilling and not are_decoding:
             rows = rows[~self.is_prefilling[rows]]
         self.decode_running_s[rows.astype(np.intp)] += seconds
+
+    def add_mask_wait(self, rows: TableRows, seconds: float) -> None:
+        """Add a job's wait for masks to those of its `rows` that need some and decode."""
+        needs = self.is_constrained[rows] & ~self.is_prefilling[rows]
+        self.mask_wait_s[rows[needs].astype(np.intp)] += seconds
 
     def end_prefill(self, row: int) -> None:
         """Let the sequence decode from now on."""

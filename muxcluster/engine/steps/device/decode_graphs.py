@@ -189,6 +189,7 @@ class DecodeGraphs:
         model, num_rows = self._model, len(table_rows)
         steps: list[Sampled] = []
         for number in range(num_steps):
+            pending = model.constrained.begin(table_rows, lengths + number)
             compute()
             sampled = sample(
                 step.logits[:num_rows],
@@ -196,6 +197,7 @@ class DecodeGraphs:
                 model.arena.history,
                 lengths + number,
                 model.sampling,
+                None if pending is None else pending.wait(),
             )
             (tokens,) = self._upload([sampled.tokens])
             step.buffers.outcome[1 : 1 + num_rows] = tokens

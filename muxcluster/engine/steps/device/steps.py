@@ -100,6 +100,7 @@ class DeviceSteps:
         table_rows, lengths = rows.table_rows[sampling], (rows.starts + rows.counts)[sampling]
         wanted = np.concatenate((batch.ends[sampling], asked.tokens))
         inputs = self._begin(batch, wanted, table_rows, lengths)
+        pending = model.constrained.begin(table_rows, lengths)
         logits = self._logits(inputs, inputs.batch.positions)
         own, history = logits[: len(table_rows)], model.arena.history
         prompt_logprobs = asked.logprobs(logits[len(table_rows) :], history) if asked.rows else {}
@@ -108,7 +109,8 @@ class DeviceSteps:
             readback = Readback(1, len(table_rows), history.device)
             readback.take(0, inputs.outcome)
             return readback.close(prompt_logprobs)
-        sampled = sample(own, table_rows, history, lengths, model.sampling)
+        allowed = None if pending is None else pending.wait()
+        sampled = sample(own, table_rows, history, lengths, model.sampling, allowed)
         (tokens,) = self._upload([sampled.tokens])
         history.view(-1)[inputs.places] = tokens
         return Ready(result_of([sampled], sampling, prompt_logprobs))
