@@ -16,8 +16,8 @@ from muxcluster.constraints import grammars
 from muxcluster.constraints.matching import Matching, TokenMasks
 from muxcluster.constraints.process.client import MaskClient
 from muxcluster.constraints.process.supervisor import MaskProcess
-from muxcluster.constraints.rows import MaskRow
-from muxcluster.constraints.vocabulary import MaskModel, load_vocabulary
+from muxcluster.constraints.rows import MaskModel, MaskRow
+from muxcluster.constraints.vocabulary import load_vocabulary
 from muxcluster.core.errors import InvalidValue
 from muxcluster.core.sampling import Constraint
 from tests.constraints.sampling import Sampler

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from muxcluster.constraints import grammars
 from muxcluster.constraints import matching as matching_module
 from muxcluster.constraints.matching import Matching, TokenMasks
-from muxcluster.constraints.rows import MaskRow
-from muxcluster.constraints.vocabulary import MaskModel, Vocabulary, load_vocabulary
+from muxcluster.constraints.rows import MaskModel, MaskRow
+from muxcluster.constraints.vocabulary import Vocabulary, load_vocabulary
 from muxcluster.core.sampling import Constraint
 from tests.constraints.conftest import MORE_LOGITS
 from tests.constraints.sampling import Sampler

@@ -15,7 +15,8 @@ from jsonschema import Draft6Validator, Draft7Validator, Draft201909Validator, D
 
 from muxcluster.constraints import grammars
 from muxcluster.constraints.matching import BadGrammar, Matching
-from muxcluster.constraints.vocabulary import MaskModel, Vocabulary
+from muxcluster.constraints.rows import MaskModel
+from muxcluster.constraints.vocabulary import Vocabulary
 from muxcluster.core.errors import InvalidValue
 from muxcluster.core.sampling import Constraint
 from tests.constraints.sampling import Sampler

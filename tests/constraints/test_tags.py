@@ -9,7 +9,8 @@ import pytest
 
 from muxcluster.constraints.grammars import Tag, tagged
 from muxcluster.constraints.matching import Matching, TokenMasks
-from muxcluster.constraints.vocabulary import MaskModel, Vocabulary, load_vocabulary
+from muxcluster.constraints.rows import MaskModel
+from muxcluster.constraints.vocabulary import Vocabulary, load_vocabulary
 from muxcluster.core.sampling import Constraint
 from tests.constraints.sampling import Sampler
 
