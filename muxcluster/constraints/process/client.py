@@ -27,6 +27,7 @@ class PendingMasks:
         self._client = client
         self._done = threading.Event()
         self._masks: Masks | None = None
+        self.is_sent = False
 
     def wait(self) -> Masks:
         """Return the masks. Raises EngineFailure if the process does not come back."""
@@ -38,8 +39,9 @@ class PendingMasks:
             raise TimeoutError
         return self._masks
 
-    def expect(self) -> None:
-        """Take note that it is asked for now."""
+    def expect(self, *, is_sent: bool) -> None:
+        """Take note that it is asked for now. is_sent: there is a connection to ask on."""
+        self.is_sent = is_sent
         self._done.clear()
 
     def end(self, masks: Masks | None) -> None:
@@ -81,7 +83,7 @@ class MaskClient:
                 masks = pending.wait_once(max(0.0, before_s - time.monotonic()))
                 if masks is not None:
                     return masks
-                num_deaths += 1
+                num_deaths += pending.is_sent
             if time.monotonic() > before_s:
                 raise EngineFailure("the process that computes masks of constraints is gone")
             if num_deaths > MOST_DEATHS:
@@ -102,7 +104,7 @@ class MaskClient:
         return Masks(bits, np.concatenate([masks.must_end for masks in found]), errors)
 
     def _ask(self, pending: PendingMasks) -> None:
-        pending.expect()
+        pending.expect(is_sent=False)
         with self._lock:
             if self._connection is None or self._connection.is_broken:
                 try:
@@ -111,6 +113,7 @@ class MaskClient:
                     pending.end(None)
                     return
             connection = self._connection
+        pending.expect(is_sent=True)
         connection.ask(pending)
 
 
@@ -143,6 +146,7 @@ class _Connection:
         """Send the request; a broken connection ends it."""
         with self._lock:
             if self.is_broken:
+                pending.expect(is_sent=False)
                 pending.end(None)
                 return
             self._num_asked += 1
