@@ -1,14 +1,12 @@
-"""Answers of a set form from models with random weights: a JSON schema, a choice, a grammar.
+"""Answers of a set form: a JSON schema, a choice, a regular expression.
 
     python examples/structured_outputs.py [FOLDER]
 
-The models are the demo's, whose text is noise: that each answer has its form is due to the
-constraint alone. They are made in FOLDER (by default .demo/models) at the first run. Needs the
-extra `serve`.
+The model has random weights, so that what it says is noise, and the form is the constraint's doing
+alone. It is made in FOLDER (by default .demo/structured) at the first run. Needs the extra `serve`.
 """
 
 import asyncio
-import json
 import sys
 from pathlib import Path
 
@@ -16,8 +14,9 @@ import yaml
 from pydantic import BaseModel, Field
 
 from muxcluster import Config, RequestError, SamplingParams, Unit, load_config
-from muxcluster.demo.setup import MODELS, build_models
+from muxcluster.demo.models import build_model
 
+NAME = "tiny-llama"
 MESSAGES = [{"role": "user", "content": "Anne is 41 and lives in Rome."}]
 
 
@@ -30,27 +29,29 @@ class Person(BaseModel):
 
 
 def configured(folder: Path) -> Config:
-    """Make the models and a configuration of the first of them."""
-    paths = build_models(folder, seed=0)
-    model = {"name": MODELS[0].name, "path": str(paths[0].resolve()), "max_model_len": 384}
-    file = folder / "structured.yaml"
+    """Make the model and a configuration of it."""
+    if not (folder / NAME).is_dir():
+        build_model(folder / NAME, "llama")
+    file = folder / "muxcluster.yaml"
+    model = {"name": NAME, "path": NAME, "max_model_len": 2048, "max_seqs": 4}
     file.write_text(yaml.safe_dump({"models": [model]}), encoding="utf-8")
     return load_config(file)
 
 
 async def main(folder: Path) -> None:
-    """Ask for a person three times over, for one of two words, and for a date."""
+    """Ask for a person, for one of two words, and for a date."""
     async with Unit(configured(folder)) as unit:
-        (model,) = unit.models
+        # room for the whitespace between the parts of JSON, of which this model is fond
         wanted = {"json": Person.model_json_schema()}
-        for seed in range(3):
-            params = SamplingParams(structured_outputs=wanted, max_tokens=300, seed=seed)
-            answer = await unit.generate(model, MESSAGES, params)
-            print("person:", json.dumps(Person.model_validate_json(answer.text).model_dump()))
+        params = SamplingParams(structured_outputs=wanted, max_tokens=1500, seed=1)
+        answer = await unit.generate(NAME, MESSAGES, params)
+        print("person:", Person.model_validate_json(answer.text))
         choice = SamplingParams(structured_outputs={"choice": ["yes", "no"]})
-        print("choice:", (await unit.generate(model, "Is it raining?", choice)).text)
-        date = SamplingParams(structured_outputs={"regex": r"20\d\d-[01]\d-[0-3]\d"})
-        print("date:", (await unit.generate(model, "The day is", date)).text)
+        print("choice:", (await unit.generate(NAME, "Is it raining?", choice)).text)
+        date = SamplingParams(
+            structured_outputs={"regex": r"20\d\d-(0[1-9]|1[0-2])"}, max_tokens=32
+        )
+        print("date:", (await unit.generate(NAME, "It was in", date)).text)
         try:
             SamplingParams(structured_outputs={"json": {"type": "persn"}})
         except RequestError as error:
@@ -58,4 +59,4 @@ async def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1] if len(sys.argv) > 1 else ".demo/models")))
+    asyncio.run(main(Path(sys.argv[1] if len(sys.argv) > 1 else ".demo/structured")))

@@ -1,7 +1,7 @@
 """How a request's tokens are chosen, and when it ends."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from muxcluster.text.schemas import CompletionBody
@@ -46,10 +46,10 @@ class SamplingParams:
     stop: tuple[str, ...] = ()  # at most four; the output ends before the first that comes
     stop_token_ids: tuple[int, ...] = ()  # end tokens beside the model's own
     ignore_eos: bool = False  # the model's own end tokens do not stop
-    # What the output must match: `structured_outputs` in vLLM's form, or `response_format` in
-    # OpenAI's; None: any text
-    structured_outputs: Mapping[str, Any] | None = field(default=None, hash=False)
-    response_format: Mapping[str, Any] | None = field(default=None, hash=False)
+    # What the output must match, in vLLM's form: {"json": schema}, or "regex", "choice", "grammar",
+    # "json_object", "structural_tag"; None: any text
+    structured_outputs: Mapping[str, Any] | None = None
+    response_format: Mapping[str, Any] | None = None  # the same in OpenAI's form
 
     def __post_init__(self) -> None:
         wanted = {"model": "any", "prompt": "any", **body_fields(self)}

@@ -31,6 +31,12 @@ RECENT_MASKS = 4  # of a row: the ranks of a job, and jobs in a pipeline, may be
 # allows 250,000, of 1 to 2 KB each, in every grammar.
 LEXER_STATES = 50_000
 MOST_MESSAGE_CHARS = 500
+# The engine's reasons to stop, which are names.
+_PLAIN = {
+    "NoExtensionBias": "no token of the model can follow",
+    "ParserTooComplex": "the grammar is too complex",
+    "LexerTooComplex": "the grammar is too complex",
+}
 
 
 class BadGrammar(Exception):
@@ -50,7 +56,9 @@ class TokenMasks:
         self.num_words = -(-size // 32)
         self.end_tokens = frozenset(ends)
         self.end_bits = _bits(ends, self.num_words)
-        self.text_bits = _bits(range(size), self.num_words) & ~self.end_bits
+        every = _bits(range(size), self.num_words)
+        self.text_bits = every & ~self.end_bits
+        self._last_word = every[-1]  # without the engine's own end token
 
     def compile(self, grammar: str) -> LLMatcher:
         """Return a matcher at the start of the grammar. Raises BadGrammar."""
@@ -81,9 +89,12 @@ class TokenMasks:
 
     def fill(self, matcher: LLMatcher, bits: NDArray[np.uint32]) -> None:
         """Write the mask of a matcher that has not stopped to `bits`, uint32 [num_words]."""
-        inside = np.empty(self._words_inside, np.uint32)
+        is_same = self._words_inside == self.num_words
+        inside = bits if is_same else np.empty(self._words_inside, np.uint32)
         matcher.unsafe_compute_mask_ptr(inside.ctypes.data, inside.nbytes)
-        bits[:] = inside[: self.num_words] & (self.text_bits | self.end_bits)
+        if not is_same:
+            bits[:] = inside[: self.num_words]
+        bits[-1] &= self._last_word
 
 
 class _TokenizerView(TokenizerWrapper):
@@ -144,9 +155,9 @@ class _Grammar:
 
 @dataclass(frozen=True, slots=True)
 class _Mask:
-    """The mask of one row; zeros if there is an error."""
+    """The mask of one row; no bits if there is an error."""
 
-    bits: NDArray[np.uint32]
+    bits: NDArray[np.uint32] | None = None
     must_end: bool = False
     error: str | None = None
 
@@ -189,7 +200,6 @@ class _Row:
 
     def _advance(self, tokens: NDArray[np.int32], num_old: int) -> _Mask:
         self._tokens = tokens.copy()
-        bits = np.zeros(self._masks.num_words, np.uint32)
         if self._start is None:
             self._start = _end_of(self.constraint.begins_after, tokens, num_old)
         if self._start is None:
@@ -197,14 +207,14 @@ class _Row:
         for at in range(max(self._start, num_old), len(tokens)):
             error = self._consume(int(tokens[at]))
             if error is not None:
-                return _Mask(bits, error=f"output token {at} does not match the grammar: {error}")
-        if self._matcher.is_stopped():
-            error = message_of(self._matcher) if self._matcher.is_error() else None
-            return _Mask(bits if error else self._masks.end_bits, error is None, error)
+                return _Mask(error=f"output token {at} does not match the grammar: {error}")
+        if self._matcher.is_stopped() and not self._matcher.is_error():
+            return _Mask(self._masks.end_bits, must_end=True)
+        bits = np.empty(self._masks.num_words, np.uint32)
         self._masks.fill(self._matcher, bits)
         if self._matcher.is_error():
-            return _Mask(np.zeros_like(bits), error=message_of(self._matcher))
-        return _Mask(bits, must_end=not np.any(bits & ~self._masks.end_bits))
+            return _Mask(error=message_of(self._matcher))
+        return _Mask(bits, must_end=not np.any(bits & self._masks.text_bits))
 
     def _consume(self, token: int) -> str | None:
         """Consume a token. Returns what is wrong with it."""
@@ -251,7 +261,8 @@ class Matching:
             except BadGrammar as error:
                 errors[at] = f"{error}"
                 continue
-            bits[at, : len(mask.bits)] = mask.bits
+            if mask.bits is not None:
+                bits[at, : len(mask.bits)] = mask.bits
             must_end[at] = mask.must_end
             if mask.error is not None:
                 errors[at] = mask.error
@@ -319,8 +330,8 @@ class Matching:
 
 def message_of(matcher: LLMatcher) -> str:
     """Return what is wrong with a matcher's grammar or tokens, without the engine's state."""
-    text: str = matcher.get_error()
-    return text.split("\n<")[0].strip()[:MOST_MESSAGE_CHARS]
+    text = matcher.get_error().split("\n<")[0].strip()
+    return _PLAIN.get(text, text)[:MOST_MESSAGE_CHARS]
 
 
 def _bits(tokens: Iterable[int], num_words: int) -> NDArray[np.uint32]:

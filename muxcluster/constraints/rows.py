@@ -1,4 +1,4 @@
-"""What a worker asks of the mask process, and the answer."""
+"""What a unit and its workers ask of the mask process, and the answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +7,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.sampling import Constraint
+
+
+@dataclass(frozen=True, slots=True)
+class MaskModel:
+    """A model whose requests may have constraints.
+
+    path: directory with its tokenizer.json. vocab_size: of its logits, which may have more entries
+    than the tokenizer knows. end_tokens: `eos_token_ids`.
+    """
+
+    name: str
+    path: str
+    vocab_size: int
+    end_tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

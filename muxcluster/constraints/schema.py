@@ -144,7 +144,7 @@ def _subschemas(schema: Any, path: str) -> Iterator[tuple[str, Any]]:
         waiting += [
             (f"{path}.{name}", each[name])
             for name in _SINGLES
-            if name in each and not isinstance(each[name], list)
+            if name in each and not (name == "items" and isinstance(each[name], list))
         ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from muxcluster.constraints.rows import MaskModel
 from muxcluster.core.errors import LoadError
 from muxcluster.core.inputs.json_file import read_json_object
 from muxcluster.core.inputs.token_bytes import ByteReader
@@ -15,20 +16,6 @@ from muxcluster.core.inputs.tokenizer_config import extra_special_tokens, specia
 
 # llguidance's mark of a token that is no text: a byte that is in no UTF-8 text
 SPECIAL_MARK = b"\xff"
-
-
-@dataclass(frozen=True, slots=True)
-class MaskModel:
-    """A model whose requests may have constraints.
-
-    path: directory with its tokenizer.json. vocab_size: of its logits, which may have more entries
-    than the tokenizer knows. end_tokens: `eos_token_ids`.
-    """
-
-    name: str
-    path: str
-    vocab_size: int
-    end_tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,8 +112,8 @@ class UnitSpec:
     # Models of a known kind run on merged matrix products and our own kernels, if a check at load
     # finds the same logits; False (for comparison): on transformers' layers
     fuses_layers: bool = True
-    # Unix socket of the process that tells what constraints allow, set where the unit starts; empty:
-    # no request with a constraint can run
+    # Unix socket of the process that tells what constraints allow, set where the unit starts;
+    # empty: no request with a constraint can run
     mask_address: str = ""
 
     @property

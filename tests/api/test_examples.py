@@ -13,7 +13,7 @@ SAID = {
     "plan_a_cluster.py": ["a-0: GPU 0 of a", "  chat-8b: 4.00 req/s", "GPUs needed: 2"],
     "simulate_a_trace.py": ["muxserve: ", "muxserve:quotas=off: ", "temporal: "],
     "structured_outputs.py": [
-        "person: {",
+        "person: name=",
         "choice: ",
         "date: 20",
         "refused: structured_outputs.json",

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from muxcluster.constraints.matching import Matching, TokenMasks
-from muxcluster.constraints.vocabulary import MaskModel, Vocabulary, load_vocabulary
+from muxcluster.constraints.rows import MaskModel
+from muxcluster.constraints.vocabulary import Vocabulary, load_vocabulary
 from tests.text.conftest import KINDS, save
 
 END_TOKENS = {"bytes": (1,), "metaspace": (2,)}

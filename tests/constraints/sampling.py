@@ -57,3 +57,22 @@ class Sampler:
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of output tokens."""
         return b"".join(self._vocabulary.tokens[token] for token in tokens).decode()
+
+    def accepts(self, ask: Ask, constraint: Constraint, text: str, request_id: str) -> bool:
+        """True if the masks let the model write exactly this text, in some tokens or others."""
+        rest, tokens = text.encode(), list[int]()
+        while True:
+            row = MaskRow(self.model, request_id, constraint, np.array(tokens, np.int32))
+            masks = ask([row])
+            assert not masks.errors, (masks.errors, text)
+            bits = np.unpackbits(masks.bits[0].view(np.uint8), bitorder="little")
+            allowed = {int(token) for token in np.flatnonzero(bits)}
+            if not rest:
+                return allowed >= set(self._vocabulary.end_tokens)
+            texts = {token: self._vocabulary.tokens[token] for token in allowed}
+            fitting = [token for token, each in texts.items() if each and rest.startswith(each)]
+            if not fitting:
+                return False
+            token = max(fitting, key=lambda token: len(texts[token]))
+            tokens.append(token)
+            rest = rest[len(texts[token]) :]

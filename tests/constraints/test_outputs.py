@@ -1,8 +1,6 @@
 """Outputs drawn at random under masks, held against independent judges of schema and regex."""
 
-import itertools
 import json
-import re
 from typing import Any
 
 import pytest
@@ -10,7 +8,8 @@ from jsonschema import Draft202012Validator
 
 from muxcluster.constraints import grammars
 from muxcluster.constraints.matching import BadGrammar, Matching
-from muxcluster.constraints.vocabulary import MaskModel, Vocabulary
+from muxcluster.constraints.rows import MaskModel
+from muxcluster.constraints.vocabulary import Vocabulary
 from muxcluster.core.sampling import Constraint
 from tests.constraints.sampling import Sampler
 from tests.constraints.schemas import Schemas

@@ -18,8 +18,8 @@ from muxcluster.constraints.matching import Matching, TokenMasks
 from muxcluster.constraints.process import client as client_module
 from muxcluster.constraints.process.client import MaskClient
 from muxcluster.constraints.process.supervisor import MaskProcess
-from muxcluster.constraints.rows import MaskRow, Masks
-from muxcluster.constraints.vocabulary import MaskModel, Vocabulary, load_vocabulary
+from muxcluster.constraints.rows import MaskModel, MaskRow, Masks
+from muxcluster.constraints.vocabulary import Vocabulary, load_vocabulary
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.sampling import Constraint
 from tests.constraints.sampling import Sampler
@@ -247,7 +247,7 @@ UNIT = """
     import sys, time
     from muxcluster.constraints import grammars
     from muxcluster.constraints.process.supervisor import MaskProcess
-    from muxcluster.constraints.vocabulary import MaskModel
+    from muxcluster.constraints.rows import MaskModel
     from muxcluster.core.sampling import Constraint
     made = MaskProcess([MaskModel("m", sys.argv[1], 437, (1,))])
     assert made.check("m", Constraint(grammars.json_object())) is None

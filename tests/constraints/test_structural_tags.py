@@ -6,8 +6,6 @@ import re
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from muxcluster.constraints.vocabulary import load_vocabulary
-from muxcluster.core.errors import RequestError
 from muxcluster.constraints.matching import TokenMasks
 from muxcluster.constraints.structural_tags import (
     MAX_DEPTH,
@@ -15,6 +13,8 @@ from muxcluster.constraints.structural_tags import (
     structural_rules,
     structural_tag,
 )
+from muxcluster.constraints.vocabulary import load_vocabulary
+from muxcluster.core.errors import RequestError
 
 BYTES = LLTokenizer("byte")
 NUMBER = {"type": "json_schema", "json_schema": {"type": "integer"}}

@@ -4,7 +4,6 @@ Not openai-node, which needs a JavaScript runtime. Each is skipped where it is n
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest

@@ -8,7 +8,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest

@@ -1,4 +1,4 @@
-"""Constraints in request bodies: every name of a field gives its grammar, what is wrong its path."""
+"""Constraints in request bodies: each field gives its grammar, and what is wrong its path."""
 
 import json
 

@@ -27,7 +27,8 @@ import numpy as np
 from muxcluster.constraints.matching import BadGrammar, TokenMasks, message_of
 from muxcluster.constraints.process.frames import receive, send
 from muxcluster.constraints.process.server import serve
-from muxcluster.constraints.vocabulary import MaskModel, load_vocabulary
+from muxcluster.constraints.rows import MaskModel
+from muxcluster.constraints.vocabulary import load_vocabulary
 from muxcluster.core.errors import LoadError
 
 # Of processor time, which a busy machine does not change; whole seconds, as RLIMIT_CPU counts. The

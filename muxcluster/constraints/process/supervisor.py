@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 from muxcluster.constraints.process.frames import receive, send
-from muxcluster.constraints.vocabulary import MaskModel
+from muxcluster.constraints.rows import MaskModel
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.sampling import Constraint
 

@@ -8,16 +8,19 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK = "\u2581"
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Return GPT-2's alphabet: printable Latin-1 as itself, other bytes from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+def _byte_alphabet() -> dict[int, int]:
+    """Return the translation of GPT-2's alphabet to Latin-1, for str.translate.
+
+    Printable Latin-1 stands for itself, other bytes are written from U+0100 on. What is not in the
+    alphabet becomes U+FFFF, which Latin-1 does not have.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
-    return alphabet
+    outside = dict.fromkeys(others, 0xFFFF)
+    return {**outside, **{0x100 + index: byte for index, byte in enumerate(others)}}
 
 
-_BYTE_OF = _byte_alphabet()
+_TO_LATIN_1 = _byte_alphabet()
 
 
 class ByteReader:
@@ -42,9 +45,10 @@ class ByteReader:
     def read(self, piece: str) -> bytes:
         """Return an entry's bytes; added tokens of a byte-level tokenizer may be plain text."""
         if self._is_byte_level:
-            values = [_BYTE_OF.get(char) for char in piece]
-            known = [value for value in values if value is not None]
-            return bytes(known) if len(known) == len(values) else piece.encode()
+            try:
+                return piece.translate(_TO_LATIN_1).encode("latin-1")
+            except UnicodeEncodeError:
+                return piece.encode()
         match = _BYTE_TOKEN.fullmatch(piece) if self._has_fallback else None
         if match is not None:
             return bytes([int(match.group(1), 16)])

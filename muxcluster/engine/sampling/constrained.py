@@ -100,9 +100,7 @@ class PendingAllowed:
 class ConstrainedRows:
     """The table rows of one model whose requests have constraints."""
 
-    def __init__(
-        self, spec: ModelSpec, history: Tensor, client: MaskClient | None
-    ) -> None:
+    def __init__(self, spec: ModelSpec, history: Tensor, client: MaskClient | None) -> None:
         """history: int32 [max_seqs, max_model_len + 1]. client: None where none can be admitted."""
         self._model = spec.name
         self._eos_token_ids = spec.eos_token_ids

@@ -68,12 +68,12 @@ def sample(
 
     logits: fp32 [rows, vocab], not changed. table_rows, lengths: [rows]; a row samples output
     token lengths - num_prompt_tokens of its sequence. history: int32 [max_seqs, max_model_len + 1]
-    with the tokens before it. state: parameters of the admitted sequences. allowed: of the rows with
-    constraints; all other tokens are impossible, whatever else applies. Order: constraint, logit
-    bias, end tokens suppressed while output < min_tokens, repetition penalty, frequency and
-    presence penalties; then greedy rows (temperature 0) take the best token, the lowest id on a tie; others:
-    temperature, min-p, top-k, top-p, draw. Logprobs are of the logits as given. Raises ValueError
-    if the shapes do not agree.
+    with the tokens before it. state: parameters of the admitted sequences. allowed: of the rows
+    with constraints; all other tokens are impossible, whatever else applies. Order: constraint,
+    logit bias, end tokens suppressed while output < min_tokens, repetition penalty, frequency and
+    presence penalties; then greedy rows (temperature 0) take the best token, the lowest id on a
+    tie; others: temperature, min-p, top-k, top-p, draw. Logprobs are of the logits as given. Raises
+    ValueError if the shapes do not agree.
     """
     _check(logits, table_rows, lengths, state)
     batch = Batch(table_rows, history, lengths, state, allowed)
@@ -135,7 +135,7 @@ def _repaired(logits: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _edited(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the logits after constraints, bias, min_tokens and penalties; `logits` if none apply."""
+    """Return the logits after all edits but truncation; `logits` itself if none apply."""
     edited = logits if batch.allowed is None else batch.allowed.only(logits)
     for choose, edit in _EDITS:
         rows = choose(batch)
@@ -151,7 +151,9 @@ def _drawn(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> Tensor:
     state, table_rows, device = batch.state, batch.table_rows[rows], logits.device
     temperature = torch.from_numpy(state.temperature[table_rows]).to(logits)
     temperature = temperature.clamp_(min=torch.finfo(logits.dtype).tiny)
-    scores = logits.sub_(logits.amax(-1, keepdim=True)).div_(temperature.unsqueeze(1))
+    # a row may have nothing that is possible: no weights, instead of NaN
+    best = logits.amax(-1, keepdim=True).clamp_(min=torch.finfo(logits.dtype).min)
+    scores = logits.sub_(best).div_(temperature.unsqueeze(1))
     limits = state.top_k[table_rows], state.top_p[table_rows], state.min_p[table_rows]
     cut = np.flatnonzero((limits[0] < state.vocab_size) | (limits[1] < 1) | (limits[2] > 0))
     threshold = None

@@ -59,7 +59,7 @@ class ModelRunner:
         """pool: uint8 [num_blocks, block_bytes], shared by all models; arena: this model's part.
 
         capture: how decode steps are recorded. None: steps run on the CPU or, for a model with a
-        cache of its own (Slab), on any device, and are waited for. masks: what tells the tokens that
+        cache of its own (Slab), on any device, and are waited for. masks: what tells which tokens
         constraints allow; None: no request with one can be admitted.
         """
         self._sampling = SequenceSampling(spec.max_seqs, spec.vocab_size, spec.eos_token_ids)

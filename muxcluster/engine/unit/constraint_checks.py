@@ -5,7 +5,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from muxcluster.constraints.process.supervisor import MaskModel, MaskProcess
+from muxcluster.constraints.process.supervisor import MaskProcess
+from muxcluster.constraints.rows import MaskModel
 from muxcluster.core.errors import MuxClusterError
 from muxcluster.core.events import Finished, FinishReason, Rejected
 from muxcluster.core.request import Request

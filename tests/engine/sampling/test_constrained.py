@@ -94,7 +94,7 @@ def test_min_tokens_yield_only_to_a_text_that_is_over(must_end: bool, ends: bool
         case.state,
         allowed_of([0], mask, [must_end]),
     )
-    assert (found.tokens[0] == EOS) is ends
+    assert bool(found.tokens[0] == EOS) is ends
 
 
 def test_errors_are_told_by_row() -> None:

@@ -1,9 +1,10 @@
-"""Units of real tiny models whose requests have constraints: outputs are valid, whatever happens."""
+"""Units of real tiny models whose requests have constraints: outputs are valid in any case."""
 
 import json
 import os
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from muxcluster.constraints import grammars
 from muxcluster.core.events import FinishReason
 from muxcluster.core.request import ServiceClass
 from muxcluster.core.sampling import Constraint, SamplingParams
@@ -39,7 +39,9 @@ SCHEMA: Mapping[str, Any] = {
     "additionalProperties": False,
 }
 VALIDATOR = Draft202012Validator(SCHEMA)
-FOLLOWS = Constraint(grammars.json_schema(SCHEMA, "schema"))
+# without whitespace, of which a model of noise writes a lot
+COMPACT = {**SCHEMA, "x-guidance": {"whitespace_flexible": False}}
+FOLLOWS = Constraint(json.dumps({"grammars": [{"json_schema": COMPACT}]}))
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=200, constraint=FOLLOWS)
 
 
@@ -50,6 +52,24 @@ def check_valid(spec: UnitSpec, sink: Sink, asked: Mapping[str, object]) -> None
         text = readers[request_id.split("/")[0]].decode(sink.tokens[request_id])
         assert sink.reason(request_id) is FinishReason.STOP, text
         VALIDATOR.validate(json.loads(text))
+
+
+def mask_processes() -> list[int]:
+    """Living processes of this one's units that make masks."""
+    parents: dict[int, int] = {}
+    named: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                state, parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents[int(entry.name)] = int(parent)
+                if state != "Z" and b"muxcluster.constraints" in (entry / "cmdline").read_bytes():
+                    named.append(int(entry.name))
+
+    def is_ours(pid: int) -> bool:
+        return pid == os.getpid() or (pid in parents and is_ours(parents[pid]))
+
+    return [pid for pid in named if is_ours(pid)]
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +106,10 @@ def test_workers_give_the_same_answers_though_processes_are_killed(
     with running(models) as (unit, sink):
         submit(unit, asked, SAMPLED, seeded=True)
         sink.wait_for_tokens(next(iter(asked)), 4)
-        mine = children(os.getpid())
-        os.kill(mine["mux-masks"], signal.SIGKILL)
+        for pid in mask_processes():
+            os.kill(pid, signal.SIGKILL)
         sink.wait_for_tokens(next(iter(asked)), 8)
-        workers = workers_of(mine["mux-owner"], len(models.workers))
+        workers = workers_of(children(os.getpid())["mux-owner"], len(models.workers))
         os.kill(workers[-1], signal.SIGKILL)
         sink.wait_for_ends(len(asked))
         check_nothing_leaks(unit)
@@ -104,7 +124,7 @@ def test_preempted_batch_requests_give_the_same_answers(
     spec, asked, expected = reference
     small = replace(
         spec,
-        num_blocks=spec.num_blocks // 10,
+        num_blocks=spec.num_blocks // 5,
         num_host_blocks=spec.num_blocks,
         scheduler=replace(spec.scheduler, packing="hybrid"),
     )
@@ -119,12 +139,8 @@ def test_preempted_batch_requests_give_the_same_answers(
 
 
 def test_a_model_with_a_cache_of_its_own(tiny: ModelBuilder) -> None:
-    spec = spec_of([tiny("bloom"), tiny("mamba")], lane="mixed", partition="none", num_columns=800)
-    asked = {
-        name: tokens
-        for model in spec.models
-        for name, tokens in prompts(model.name, 3, model.vocab_size).items()
-    }
+    spec = spec_of([tiny("bloom")], lane="mixed", partition="none")
+    asked = prompts("bloom", 4, spec.models[0].vocab_size)
     with running(spec) as (unit, sink):
         submit(unit, asked, SAMPLED, seeded=True)
         sink.wait_for_ends(len(asked))
@@ -154,7 +170,7 @@ def test_recorded_steps_give_the_same_answers(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_other_sampling_parameters_keep_the_answer_valid(tiny: ModelBuilder, seed: int) -> None:
-    """A bias against all that is allowed, end tokens that may come late or not at all, penalties."""
+    """A bias against what is allowed, end tokens that may come late or not at all, penalties."""
     spec = spec_of([tiny("llama")], lane="mixed", partition="none")
     name = spec.models[0].name
     variants = {
@@ -230,11 +246,11 @@ def test_a_unit_that_closes_ends_its_mask_process(tiny: ModelBuilder) -> None:
     spec = spec_of([tiny("llama")], lane="mixed", partition="none")
     name = spec.models[0].name
     with running(spec) as (unit, sink):
-        assert "mux-masks" not in children(os.getpid()), "it starts when it is needed"
+        assert not mask_processes(), "they start when they are needed"
         unit.submit(request_of(f"{name}/1", [1, 2], SAMPLED))
         sink.wait_for_ends(1)
-        assert "mux-masks" in children(os.getpid())
-    assert "mux-masks" not in children(os.getpid())
+        assert mask_processes()
+    assert not mask_processes()
 
 
 def test_a_request_goes_on_in_another_unit(
