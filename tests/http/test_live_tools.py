@@ -3,7 +3,6 @@
 What such a model says is noise, so calls are well formed by the grammar alone.
 """
 
-import json
 from collections.abc import Iterator
 
 import openai
@@ -138,7 +137,7 @@ def test_calls_after_reasoning(client) -> None:
     assert answer.choices[0].finish_reason == "tool_calls"
     assert message.content is None
     assert message.reasoning_content
-    assert 1 < answer.usage.completion_tokens_details.reasoning_tokens
+    assert answer.usage.completion_tokens_details.reasoning_tokens > 1
     assert called(message)
     check(called(message))
 

@@ -250,6 +250,22 @@ def test_a_tool_call_may_be_asked_for_with_a_schema(model) -> None:
     assert '"strict"' not in model.prompt()
 
 
+def test_tools_beside_an_output_format(model) -> None:
+    """JSON or one call; what other grammars would ask of an answer without a call is refused."""
+    schema = {"type": "object", "properties": {"answer": {"type": "string"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    for choice, in_grammar in (("auto", True), ("required", False), ("none", True)):
+        model.ask(tools=TOOLS, tool_choice=choice, response_format=form)
+        grammar = model.backend.requests[-1].sampling.constraint.grammar
+        assert ("answer" in grammar) == in_grammar
+        assert ("get_weather" in grammar) == (choice != "none")
+    extra = {"structured_outputs": {"regex": "a+"}}
+    model.ask(tools=TOOLS, tool_choice="required", extra_body=extra)
+    with pytest.raises(openai.BadRequestError, match="only JSON") as error:
+        model.ask(tools=TOOLS, extra_body=extra)
+    assert error.value.param == "tool_choice"
+
+
 MISTRAL_MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[INST]", "[/INST]")
 
 

@@ -13,7 +13,7 @@ from muxcluster.text.reasoning import PromptEnd, prompt_end
 from muxcluster.text.schemas import ChatBody
 from muxcluster.text.tokenizer import Tokenizer
 from muxcluster.text.tools.asked import AskedTools
-from muxcluster.text.tools.grammar import call_grammar
+from muxcluster.text.tools.grammar import call_grammar, call_or_json_grammar
 from muxcluster.text.tools.output import OutputRules
 from muxcluster.text.validation.prompts import chat_messages
 
@@ -43,27 +43,36 @@ def constrained(
 ) -> SamplingParams:
     """Return the sampling of a chat whose grammar, if it has one, holds after the reasoning.
 
-    Calls that a request demands are all of the output, so that no other constraint applies. Raises
-    InvalidValue for another constraint beside tools that may be called or not.
+    Calls that a request demands are all of the output, so that no other constraint applies. Beside
+    tools that may be called or not, a JSON schema holds for an output without a call. Raises
+    InvalidValue for other constraints beside such tools.
     """
-    constraint = sampling.constraint
-    if asked is not None and not asked.needs_call and constraint is not None:
-        raise InvalidValue(
-            "an output format cannot be combined with tools that the model may call or not: set "
-            "tool_choice to none, to required or to a function",
-            "tool_choice",
-        )
-    has_grammar = asked is not None and asked.has_grammar
-    if constraint is None and not has_grammar:
+    if sampling.constraint is None and (asked is None or not asked.has_grammar):
         return sampling
     begins_after = model.reasoning_end(rules.prompt_end)
-    if asked is not None and has_grammar:
-        assert rules.format is not None, "without a format, tools are refused"
-        is_after_reasoning = bool(begins_after)
-        grammar = call_grammar(rules.format, asked, is_after_reasoning=is_after_reasoning)
+    constraint = sampling.constraint
+    if asked is not None:
+        grammar = _grammar(rules, asked, constraint, is_after_reasoning=bool(begins_after))
         constraint = Constraint(grammar)
-    assert constraint is not None
+    assert constraint is not None, "there is one, or the tools have one"
     return replace(sampling, constraint=replace(constraint, begins_after=begins_after))
+
+
+def _grammar(
+    rules: OutputRules, asked: AskedTools, other: Constraint | None, *, is_after_reasoning: bool
+) -> str:
+    """Return the grammar of calls, and of what `other` asks of an output without one."""
+    assert rules.format is not None, "without a format, tools are refused"
+    if other is None or asked.needs_call:
+        return call_grammar(rules.format, asked, is_after_reasoning=is_after_reasoning)
+    grammar = call_or_json_grammar(rules.format, asked, other.grammar)
+    if grammar is None:
+        raise InvalidValue(
+            "of output formats only JSON can be combined with tools that the model may call or "
+            "not: set tool_choice to none, to required or to a function",
+            "tool_choice",
+        )
+    return grammar
 
 
 def _prompt_end(body: ChatBody, model: ModelText, prompt: NDArray[np.int32]) -> PromptEnd:

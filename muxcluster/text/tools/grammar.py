@@ -1,5 +1,6 @@
 """The grammar of an output whose tool calls must match the tools' schemas."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,27 @@ def call_grammar(form: ToolFormat, asked: AskedTools, *, is_after_reasoning: boo
         suffix=written.suffix,
         trigger="" if asked.needs_call else form.trigger,
     )
+
+
+def call_or_json_grammar(form: ToolFormat, asked: AskedTools, json_grammar: str) -> str | None:
+    """Return the grammar of an output that is one call, or JSON as `json_grammar` has it.
+
+    None if that is a grammar of another kind than a JSON schema's.
+    """
+    (inner,) = json.loads(json_grammar).get("grammars", [{}])
+    if "json_schema" not in inner:
+        return None
+    written = form.written
+    calls = [
+        Tag(
+            written.prefix + written.begin_of(tool.name),
+            _schema(tool, asked),
+            written.end + written.suffix,
+        )
+        for tool in asked.callable
+    ]
+    answer = Tag("", inner["json_schema"], "")
+    return tagged([*calls, answer], needs_one=True, may_repeat=False, text_before=False)
 
 
 def _schema(tool: Tool, asked: AskedTools) -> Mapping[str, Any]:

@@ -7,13 +7,14 @@ import jsonschema
 import numpy as np
 import pytest
 
+from muxcluster.constraints.grammars import json_schema, regex
 from muxcluster.constraints.matching import TokenMasks
 from muxcluster.constraints.vocabulary import MaskModel, load_vocabulary
 from muxcluster.text.detokenizer import Detokenizer
 from muxcluster.text.schemas import ToolBody
 from muxcluster.text.tokenizer import Tokenizer
 from muxcluster.text.tools.asked import asked_tools
-from muxcluster.text.tools.grammar import call_grammar
+from muxcluster.text.tools.grammar import call_grammar, call_or_json_grammar
 from muxcluster.text.tools.output import OutputRules
 from tests.http.fakes import EOS
 from tests.http.tool_models import make_model
@@ -149,6 +150,28 @@ def accepted(model, grammar: str, text: str) -> bool:
     tokenizer, masks = model
     matcher = masks.compile(grammar)
     return all(matcher.consume_token(token) for token in tokenizer.encode(text, False))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_one_call_or_json(model, name) -> None:
+    tools = asked(choice="auto", strict=True)
+    rules = rules_of(model, name, tools)
+    form = json_schema({"type": "array", "items": {"type": "null"}, "maxItems": 3}, "x")
+    grammar = call_or_json_grammar(FORMATS[name], tools, form)
+    kinds = set()
+    for seed in range(12):
+        text = sampled(model, grammar, rules.kept_tokens, seed)
+        if text is None:
+            continue
+        found = divided(rules, text)
+        check_calls(found)
+        if found.calls:
+            assert (len(found.calls), found.content) == (1, "")
+        else:
+            assert set(json.loads(found.content)) <= {None}
+        kinds.add(bool(found.calls))
+    assert kinds == {True, False}
+    assert call_or_json_grammar(FORMATS[name], tools, regex("a+", "x")) is None
 
 
 def test_space_after_reasoning(model) -> None:
