@@ -83,7 +83,7 @@ def _streamed(received: Received, data: bytes, start: int) -> Answer:
             error = json.dumps(event["error"])
         usage = event.get("usage") or usage
         for choice in event.get("choices") or ():
-            text = choice["delta"].get("content") if "delta" in choice else choice.get("text")
+            text = _text_of(choice)
             finish_reason = choice.get("finish_reason") or finish_reason
             if text:
                 texts.append(text)
@@ -100,6 +100,14 @@ def _streamed(received: Received, data: bytes, start: int) -> Answer:
         finish_reason,
         error,
     )
+
+
+def _text_of(choice: Mapping[str, Any]) -> str | None:
+    """Return the new text of a choice; reasoning counts like the answer that it precedes."""
+    delta = choice.get("delta")
+    found = choice.get("text") if delta is None else delta.get("content")
+    text: str | None = found or (delta or {}).get("reasoning_content")
+    return text
 
 
 def _events(

@@ -29,8 +29,8 @@ class Scripted:
     was_left: threading.Event = field(default_factory=threading.Event)
 
 
-def _event(content: str, reason: str | None = None) -> bytes:
-    choice = {"index": 0, "delta": {"content": content}, "finish_reason": reason}
+def _event(content: str, reason: str | None = None, name: str = "content") -> bytes:
+    choice = {"index": 0, "delta": {name: content}, "finish_reason": reason}
     return f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
 
 
@@ -52,6 +52,10 @@ class _Handler(QuietHandler):
             self.send(_event("half"))
         elif question == "fails":
             self.send(_event("half") + b'data: {"error": {"message": "worker gone"}}\n\n')
+        elif question == "think":
+            thoughts = (_event(text, name="reasoning_content") for text in ("Hm, ", "so"))
+            said = _event("Yes") + _event(".", "stop")
+            self.send(b"".join(thoughts) + said + b"data: [DONE]\n\n")
         elif question == "wait":
             self.send_response(200)
             self.end_headers()
@@ -107,6 +111,15 @@ def test_a_conversation_is_kept_until_it_is_cleared(
         assert body["model"] == "chat-7b" and body["stream"] is True
         assert (body["max_tokens"], body["temperature"]) == (9, 0.0)
     assert scripted.keys == ["Bearer secret"] * 3
+
+
+def test_reasoning_is_shown_and_not_sent_back(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, scripted: Scripted
+) -> None:
+    code, out, _ = chat(capsys, monkeypatch, scripted, "think\ntwo\n")
+    assert code == 0
+    assert out.startswith("Hm, so\n\nYes.\nyou said: two")
+    assert scripted.bodies[1]["messages"][1] == {"role": "assistant", "content": "Yes."}
 
 
 def test_an_answer_that_is_cut_off_says_so(

@@ -69,10 +69,11 @@ def test_chat_deltas_and_the_finish_reason() -> None:
         choice = {"delta": content, "finish_reason": reason}
         return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
 
-    events = (delta({"role": "assistant", "content": ""}), delta({"content": "hi"}))
+    thought = delta({"reasoning_content": "hm, "})
+    events = (delta({"role": "assistant", "content": ""}), thought, delta({"content": "hi"}))
     data = HEAD + chunk(b"".join(events)) + chunk(delta({}, "length") + DONE) + END
     answer = parsed([data])
-    assert (answer.text, answer.finish_reason, answer.num_output_tokens) == ("hi", "length", 1)
+    assert (answer.text, answer.finish_reason, answer.num_output_tokens) == ("hm, hi", "length", 2)
 
 
 @pytest.mark.parametrize(

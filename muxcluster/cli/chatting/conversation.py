@@ -75,20 +75,25 @@ class Conversation:
     def ask(self, text: str) -> Generator[str]:
         """Yield the answer as it comes; closing the iterator cancels the request.
 
-        Raises ConfigError if the request is refused; Unavailable, EngineFailure if it fails.
+        Reasoning comes before it, set off by an empty line; later requests do not hold it. Raises
+        ConfigError if the request is refused; Unavailable, EngineFailure if it fails.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         body = {**self._request, "messages": [*self._system, *asked]}
         self.finish_reason = None
-        said = ""
+        said, is_reasoning = "", False
         with closing(self._server.open("chat/completions", body)) as answer:
             try:
                 for choice in self._choices(answer):
                     self.finish_reason = choice.get("finish_reason") or self.finish_reason
-                    piece = (choice.get("delta") or {}).get("content")
-                    if isinstance(piece, str) and piece:
+                    delta = choice.get("delta") or {}
+                    if thought := _text(delta, "reasoning_content"):
+                        is_reasoning = True
+                        yield thought
+                    if piece := _text(delta, "content"):
                         said += piece
-                        yield piece
+                        yield f"\n\n{piece}" if is_reasoning else piece
+                        is_reasoning = False
             finally:
                 if said or self.finish_reason:
                     self.messages = [*asked, {"role": "assistant", "content": said}]
@@ -112,3 +117,9 @@ class Conversation:
         except _NOT_OURS as error:
             raise Unavailable(f"{url} does not stream answers as OpenAI's API does") from error
         raise Unavailable(f"{url} broke off in the middle of an answer")
+
+
+def _text(delta: dict[str, Any], name: str) -> str:
+    """Return a field of a delta, "" if it is not there."""
+    value = delta.get(name)
+    return value if isinstance(value, str) else ""

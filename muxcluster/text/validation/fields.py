@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from muxcluster.core.errors import UnsupportedParameter
 from muxcluster.core.inputs.clip import plain
 
-# known fields that never change the output here (tools, which some of them tune, are refused)
+# known fields that never change the output here
 HARMLESS = frozenset(
     {
         "user",
