@@ -129,14 +129,16 @@ def test_a_script_of_vllm_commands(capsys: pytest.CaptureFixture[str], tmp_path:
     (tmp_path / "start.sh").write_text(
         "#!/bin/sh\nset -e  # vllm serve in two lines\n"
         f"CUDA_VISIBLE_DEVICES=0 vllm serve {model} \\\n"
-        "    --served-model-name chat --max-num-seqs=32 --enable-auto-tool-choice &\n"
+        "    --served-model-name chat --max-num-seqs=32 --enable-expert-parallel "
+        "--enable-auto-tool-choice --tool-call-parser llama3_json &\n"
         f"python -m vllm.entrypoints.openai.api_server --model {model} --seed 7\n"
         f"vllm serve {model} --enable-lora\n"
     )
     config, text, told = written(capsys, str(tmp_path / "start.sh"))
     chat, other = config.models
     assert (chat.name, chat.section.max_seqs) == ("chat", 32)
-    assert "  # without --enable-auto-tool-choice\n" in text
+    assert chat.section.tool_format == "llama3"
+    assert "  # without --enable-expert-parallel\n" in text
     assert (other.name, other.section.seed) == ("model", 7)
     assert told == f"not served: {model}: --enable-lora: LoRA adapters are not served\n"
 
@@ -147,6 +149,10 @@ def test_a_script_of_vllm_commands(capsys: pytest.CaptureFixture[str], tmp_path:
         ("vllm serve a/b", Model("b", "a/b")),
         ("/opt/bin/vllm serve a/b --revision v2 -tp 2", Model("b", "a/b@v2")),
         ("vllm serve --trust-remote-code a/b", Model("b", "a/b", "", {"trust_remote_code": True})),
+        (
+            "vllm serve a/b --reasoning-parser qwen3 --tool-call-parser pythonic",
+            Model("b", "a/b", "without --tool-call-parser pythonic", {"reasoning": "think"}),
+        ),
         ("vllm serve a/b --max-model-len 32k", Model("b", "a/b", "", {"max_model_len": 32000})),
         ("vllm serve a/b --max-model-len 1K", Model("b", "a/b", "", {"max_model_len": 1024})),
         ("vllm serve a/b --max_model_len auto", Model("b", "a/b", "without --max-model-len auto")),

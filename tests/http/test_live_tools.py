@@ -9,6 +9,8 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
+from tests.batch.jobs import line_of
+from tests.http.batches.clients import ended, read_lines, submit
 from tests.http.live_server import NAME, live_server
 from tests.http.tool_models import END_OF_THINKING, gathered, tool_model
 
@@ -127,6 +129,20 @@ def test_parse_and_a_tool_loop(client) -> None:
         assert isinstance(call.function.parsed_arguments, KINDS[call.function.name])
         result = {"role": "tool", "tool_call_id": call.id, "content": "ok"}
         messages += [message.model_dump(exclude_none=True), result]
+
+
+def test_lines_of_a_batch_have_calls(client) -> None:
+    fields = {"tools": PLAIN, "tool_choice": "required", "parallel_tool_calls": False}
+    body = {"messages": USER, "model": NAME, "max_tokens": 900, **NO_THINKING, **fields}
+    url = "/v1/chat/completions"
+    lines = [line_of(each, url=url, body=body) for each in ("a", "b")]
+    batch = ended(client, submit(client, lines, endpoint=url).id)
+    answers = read_lines(client, batch.output_file_id)
+    assert set(answers) == {"a", "b"}
+    for line in answers.values():
+        message = line["response"]["body"]["choices"][0]["message"]
+        (call,) = message["tool_calls"]
+        check([(call["function"]["name"], call["function"]["arguments"])])
 
 
 def test_calls_after_reasoning(client) -> None:

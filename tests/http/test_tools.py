@@ -266,6 +266,14 @@ def test_tools_beside_an_output_format(model) -> None:
     assert error.value.param == "tool_choice"
 
 
+def test_tokenize_shows_the_tools(hermes_app) -> None:
+    http, _ = hermes_app
+    body = {"messages": [{"role": "user", "content": "Hi"}], "return_token_strs": True}
+    with_tools = http.post("/tokenize", json={**body, "tools": TOOLS}).json()["token_strs"]
+    assert "get_weather" in "".join(with_tools)
+    assert len(http.post("/tokenize", json=body).json()["tokens"]) < len(with_tools)
+
+
 MISTRAL_MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[INST]", "[/INST]")
 
 

@@ -28,6 +28,17 @@ def test_random_tokens(tokenizer: Tokenizer, ids, cuts, skip) -> None:
     assert stream(tokenizer, pieces(ids, cuts), skip) == tokenizer.decode(ids, skip)
 
 
+@given(ids=IDS, cuts=st.lists(st.integers(0, 9), max_size=20))
+def test_special_tokens_that_are_kept(tokenizer: Tokenizer, ids, cuts) -> None:
+    """They are shown where they stand, and the others are not."""
+    special = [token for token in range(tokenizer.vocab_size) if tokenizer.is_special(token)]
+    kept = frozenset(special[:1])
+    decoder = Detokenizer(tokenizer, kept=kept)
+    text = "".join([*map(decoder.push, pieces(ids, cuts)), decoder.finish()])
+    shown = [token for token in ids if token in kept or token not in special]
+    assert text == tokenizer.decode(shown, skip_special_tokens=False)
+
+
 @given(text=st.text(max_size=60))
 def test_any_text(tokenizer: Tokenizer, text) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)

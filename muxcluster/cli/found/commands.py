@@ -21,6 +21,34 @@ def _count(text: str) -> int:
     return int(float(text.rstrip("kKmM")) * unit)
 
 
+# of vLLM's parsers those whose formats are read here, with our names of these
+_TOOL_PARSERS: Mapping[str, str] = {
+    "hermes": "hermes",
+    "llama3_json": "llama3",
+    "mistral": "mistral",
+    "deepseek_v3": "deepseek",
+    "deepseek_v31": "deepseek",
+}
+_REASONING_PARSERS: Mapping[str, str] = {
+    "deepseek_r1": "think",
+    "deepseek_v3": "think",
+    "qwen3": "think",
+    "mistral": "mistral",
+    "seed_oss": "seed",
+}
+
+
+def _one_of(known: Mapping[str, str]) -> Callable[[str], str]:
+    """Return a reader of the names in `known`, which raises ValueError for others."""
+
+    def read(text: str) -> str:
+        if text not in known:
+            raise ValueError(text)
+        return known[text]
+
+    return read
+
+
 # vLLM's option -> key of a model, and how its value is read
 _KEYS: Mapping[str, tuple[str, Callable[[str], Any]]] = MappingProxyType(
     {
@@ -28,6 +56,8 @@ _KEYS: Mapping[str, tuple[str, Callable[[str], Any]]] = MappingProxyType(
         "--max-num-seqs": ("max_seqs", _count),
         "--dtype": ("dtype", lambda text: _DTYPES.get(text, text)),
         "--seed": ("seed", int),
+        "--tool-call-parser": ("tool_format", _one_of(_TOOL_PARSERS)),
+        "--reasoning-parser": ("reasoning", _one_of(_REASONING_PARSERS)),
     }
 )
 _CODE = "--trust-remote-code"
@@ -46,6 +76,7 @@ _REPLACED = frozenset(
         *("--pipeline-parallel-size", "--data-parallel-size", "--enable-prefix-caching"),
         *("--max-num-batched-tokens", "--enable-chunked-prefill", "--download-dir"),
         *("--served-model-name", "--model", "--revision", "--tokenizer", "--enforce-eager"),
+        "--enable-auto-tool-choice",
     }
 )
 _FLAGS = ("--enable-", "--disable-", "--no-", "--enforce-eager", _CODE)  # beginnings; no value
