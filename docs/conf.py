@@ -22,7 +22,7 @@ contents = (
     (
         "Guides",
         "guides",
-        "plan simulate openai-api structured-outputs interactive-and-batch batch-jobs any-model "
+        "plan simulate openai-api structured-outputs tools interactive-and-batch batch-jobs any-model "
         "monitoring upgrades",
     ),
     ("Concepts", "concepts", "placement scheduling kv-pool residency sm-shares offline-orders"),
