@@ -24,7 +24,11 @@ contents = (
         "guides",
         "plan simulate openai-api interactive-and-batch batch-jobs any-model monitoring upgrades",
     ),
-    ("Concepts", "concepts", "placement scheduling kv-pool residency sm-shares offline-orders"),
+    (
+        "Concepts",
+        "concepts",
+        "placement scheduling kv-pool residency sm-shares structured-outputs offline-orders",
+    ),
     ("Reference", "reference", "cli config http python metrics errors support"),
     ("Operations", "operations", "failures security troubleshooting"),
     (
