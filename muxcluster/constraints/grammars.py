@@ -26,8 +26,9 @@ MOST_BYTES = 256 * 1024
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 JSON_OPTIONS = {"whitespace_pattern": WHITESPACE}
 
-_LARK_START = re.compile(r"^\s*\??start\b[^:\n]*:(?!:)", re.MULTILINE)
-_GBNF_RULE = re.compile(r"^\s*[A-Za-z0-9_-]+\s*::=", re.MULTILINE)
+# Within a line: with "\s" the time would grow with the square of the number of empty lines.
+_LARK_START = re.compile(r"^[ \t]*\??start\b[^:\n]*:(?!:)", re.MULTILINE)
+_GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z0-9_-]+[ \t]*::=", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ def regex(pattern: str, param: str) -> str:
     """
     if not isinstance(pattern, str) or not pattern:
         raise InvalidValue(f"{param} must be a regular expression that is not empty", param)
+    _check_length(len(pattern), param)
     return bounded(_of_lark(f"start: TEXT\nTEXT: /{_escaped(pattern)}/\n"), param)
 
 
@@ -74,9 +76,11 @@ def choice(options: Sequence[str], param: str) -> str:
     """Return the grammar of the texts in `options`. Raises InvalidValue."""
     if not isinstance(options, Sequence) or isinstance(options, str) or not options:
         raise InvalidValue(f"{param} must be a list of at least one text", param)
+    _check_length(len(options), param)
     for number, option in enumerate(options):
         if not isinstance(option, str) or not option:
             raise InvalidValue(f"{param}[{number}] must be a text that is not empty", param)
+    _check_length(sum(map(len, options)), param)
     texts = " | ".join(quoted(option) for option in dict.fromkeys(options))
     return bounded(_of_lark(f"start: TEXT\nTEXT: {texts}\n"), param)
 
@@ -88,6 +92,7 @@ def lark(text: str, param: str) -> str:
     """
     if not isinstance(text, str) or not text.strip():
         raise InvalidValue(f"{param} must be a grammar that is not empty", param)
+    _check_length(len(text), param)
     if _LARK_START.search(text):
         return bounded(_of_lark(text), param)
     if _GBNF_RULE.search(text):
@@ -170,12 +175,16 @@ def _of_lark(text: str) -> str:
 
 def bounded(grammar: str, param: str) -> str:
     """Return the grammar. Raises InvalidValue if it is too long."""
-    if len(grammar) > MOST_BYTES:
-        raise InvalidValue(
-            f"{param} is a grammar of {len(grammar):,} bytes; at most {MOST_BYTES:,} are taken",
-            param,
-        )
+    _check_length(len(grammar), param)
     return grammar
+
+
+def _check_length(num_bytes: int, param: str) -> None:
+    """Raise InvalidValue for a grammar that is too long, before time is spent on it."""
+    if num_bytes > MOST_BYTES:
+        raise InvalidValue(
+            f"{param} is a grammar of {num_bytes:,} bytes; at most {MOST_BYTES:,} are taken", param
+        )
 
 
 def _escaped(pattern: str) -> str:

@@ -67,7 +67,7 @@ def check_schema(schema: Any, param: str) -> None:
     It may still turn out too complex, or contradict itself, when the mask process compiles it.
     param: where the request has the schema.
     """
-    _check_size(schema, param)
+    check_size(schema, param)
     if schema is False:
         raise InvalidValue(f"{param}: no value is valid against `false`", param)
     is_old = _is_old(schema, param)
@@ -93,22 +93,28 @@ def _has_harmless(schema: Any) -> bool:
     return isinstance(schema, dict) and schema.get("uniqueItems") is False
 
 
-def _check_size(schema: Any, param: str) -> None:
-    level: list[Any] = [schema]
-    for _ in range(MOST_DEPTH):
-        level = [part for value in level for part in _parts(value)]
+def check_size(value: Any, param: str, most_depth: int = MOST_DEPTH) -> None:
+    """Raise InvalidValue for a value that is too large or too deep, or is not JSON.
+
+    However large it is, no more is looked at than may be taken: this holds up other requests.
+    """
+    num_bytes, level = 0, [value]
+    for _ in range(most_depth):
+        num_bytes += len(level)  # a value takes a byte at least
+        if num_bytes > MOST_BYTES:
+            break
+        level = [part for each in level for part in _parts(each)]
         if not level:
             break
     else:
-        raise InvalidValue(f"{param}: nested more than {MOST_DEPTH} deep", param)
-    try:
-        num_bytes = len(json.dumps(schema, allow_nan=False))
-    except (TypeError, ValueError):
-        raise InvalidValue(f"{param}: not a JSON value", param) from None
+        raise InvalidValue(f"{param}: nested more than {most_depth} deep", param)
+    if num_bytes <= MOST_BYTES:
+        try:
+            num_bytes = len(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError):
+            raise InvalidValue(f"{param}: not a JSON value", param) from None
     if num_bytes > MOST_BYTES:
-        raise InvalidValue(
-            f"{param}: a schema of {num_bytes:,} bytes; at most {MOST_BYTES:,} are taken", param
-        )
+        raise InvalidValue(f"{param}: larger than {MOST_BYTES:,} bytes of JSON", param)
 
 
 def _parts(value: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muxcluster.constraints.grammars import bounded, quoted, with_json_options
-from muxcluster.constraints.schema import check_schema
+from muxcluster.constraints.schema import MOST_DEPTH, check_schema, check_size
 from muxcluster.constraints.tags import Literals
 from muxcluster.core.errors import InvalidValue, MissingParameter, UnsupportedParameter
 from muxcluster.core.inputs.clip import clip, plain
@@ -32,6 +32,7 @@ def structural_tag(value: Mapping[str, Any], param: str) -> str:
     if value.get("type", "structural_tag") != "structural_tag":
         raise InvalidValue(f"{param}.type must be structural_tag", f"{param}.type")
     inside = {name: each for name, each in value.items() if name != "type"}
+    check_size(inside, param, MOST_DEPTH + 2 * MAX_DEPTH)
     _rules(_Node(inside, param, check_schema), {})
     return bounded(json.dumps({"structural_tag": inside}), param)
 

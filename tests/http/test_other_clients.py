@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tests.http.live_server import NAME, configured, live_server
 
-pytestmark = pytest.mark.slow
+# They warn, at import too, of what is their own business.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 TEXT = "Anne, 41, lives in Rome."
 USER = [{"role": "user", "content": TEXT}]
@@ -67,7 +68,8 @@ def test_pydantic_ai(url: str) -> None:
     assert isinstance(agent.run_sync(TEXT).output, Person)
 
 
-def test_litellm(url: str) -> None:
+def test_litellm(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # no download at import
     litellm = pytest.importorskip("litellm")
     answer = litellm.completion(
         model=f"openai/{NAME}",

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from muxcluster.constraints import grammars
-from muxcluster.core.errors import RequestError, UnsupportedParameter
+from muxcluster.core.errors import InvalidValue, RequestError, UnsupportedParameter
 from muxcluster.text.schemas import ChatBody, CompletionBody
 from muxcluster.text.validation.body import parse
 from muxcluster.text.validation.constraints import constraint_of
@@ -216,3 +216,23 @@ def test_a_wrong_schema_is_named_with_the_path_inside_it(fields, path):
         constraint(fields)
     assert error.value.code == INVALID
     assert path in error.value.message or error.value.param == path
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_grammar": "x" + "\n" * 200_000},
+        {"guided_grammar": "\n" * 200_000 + "x"},
+        {"guided_grammar": "start " * 5_000_000},
+        {"guided_regex": "a" * 20_000_000},
+        {"guided_choice": ["a"] * 1_000_000},
+        {"guided_json": {"enum": [0] * 5_000_000}},
+        {"guided_json": {"const": "a" * 20_000_000}},
+        {"structural_tag": {"format": {"type": "or", "elements": [0] * 5_000_000}}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_large_one_is_refused_before_time_is_spent_on_it(fields):
+    """The first two took minutes once: time that grew with the square of the length."""
+    with pytest.raises(InvalidValue):
+        constraint(fields)
