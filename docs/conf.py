@@ -22,8 +22,8 @@ contents = (
     (
         "Guides",
         "guides",
-        "plan simulate openai-api structured-outputs tools interactive-and-batch batch-jobs any-model "
-        "monitoring upgrades",
+        "plan simulate openai-api structured-outputs tools interactive-and-batch batch-jobs "
+        "any-model monitoring upgrades",
     ),
     (
         "Concepts",
