@@ -318,11 +318,23 @@ def test_where_the_text_is_cut_makes_no_difference(rules: OutputRules, text: str
 
 
 @given(RULES, st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join))
-def test_nothing_but_space_and_marks_is_lost(rules: OutputRules, text: str) -> None:
-    """Letters of content, reasoning and calls are all there, in their order."""
-    if not rules.may_repeat:
-        return
+def test_calls_are_whole_and_the_rest_is_content(rules: OutputRules, text: str) -> None:
     found = divided(rules, text)
-    if found.calls or rules.tags is not None:
-        return
-    assert found.content == text
+    broken = {index for index, _, _ in found.broken}
+    for index, (name, arguments) in enumerate(found.calls):
+        assert name in NAMES
+        if index not in broken:
+            assert isinstance(json.loads(arguments), dict)
+    if not found.calls and not found.reasoning:
+        # at most the tags and the space around an empty reasoning are gone
+        assert text.endswith(found.content)
+        assert rules.tags is not None or found.content == text
+
+
+def test_what_breaks_and_what_follows_is_all_the_text() -> None:
+    """A call that breaks, at any place, leaves its text to `raw` and the content."""
+    whole = '<tool_call>{"name": "add", "arguments": {"a": [1, "x"], "b": tru'
+    for end in range(len(whole) + 1):
+        text = whole[:end] + "\x00 and more"
+        found = divided(with_tools("hermes"), text)
+        assert "".join(raw for _, raw, _ in found.broken) + found.content == text
