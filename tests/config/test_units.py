@@ -113,6 +113,16 @@ def test_served_models(write, model_directory) -> None:
     (served,) = served_models(load_config(write("models: [{name: a, path: tiny}]")))
     assert (served.path, served.vocab_size, served.eos_token_ids) == (str(directory), 512, (2,))
     assert served.max_model_len == 2048
+    assert (served.tool_format, served.reasoning) == ("auto", "auto")
+
+
+def test_how_a_model_writes_calls_and_reasoning(write, model_directory) -> None:
+    model_directory("tiny")
+    keys = "{name: a, path: tiny, tool_format: hermes, reasoning: none}"
+    (served,) = served_models(load_config(write(f"models: [{keys}]")))
+    assert (served.tool_format, served.reasoning) == ("hermes", "none")
+    with pytest.raises(ConfigError, match=r"models\[0\]\.tool_format"):
+        load_config(write("models: [{name: a, path: tiny, tool_format: xml}]"))
 
 
 def test_this_machine_is_the_default_cluster(write, model_directory) -> None:
