@@ -25,7 +25,11 @@ contents = (
         "plan simulate openai-api structured-outputs interactive-and-batch batch-jobs any-model "
         "monitoring upgrades",
     ),
-    ("Concepts", "concepts", "placement scheduling kv-pool residency sm-shares offline-orders"),
+    (
+        "Concepts",
+        "concepts",
+        "placement scheduling kv-pool residency sm-shares structured-outputs offline-orders",
+    ),
     ("Reference", "reference", "cli config http python metrics errors support"),
     ("Operations", "operations", "failures security troubleshooting"),
     (

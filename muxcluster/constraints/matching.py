@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -225,6 +226,18 @@ class _Row:
         return None if self._matcher.consume_token(token) else message_of(self._matcher)
 
 
+class Witness(Protocol):
+    """Hears of each row whose mask is computed."""
+
+    def begin(self, row: MaskRow) -> bool:
+        """Return False for a row that must not be tried."""
+        ...
+
+    def end(self, row: MaskRow) -> None:
+        """Its mask is there."""
+        ...
+
+
 class Matching:
     """Matchers of the rows of all models, for any number of threads.
 
@@ -246,8 +259,8 @@ class Matching:
         """Compile the grammar, so that the first mask does not wait for it. Raises BadGrammar."""
         self._copied(model, grammar)
 
-    def masks(self, rows: Sequence[MaskRow]) -> Masks:
-        """Return the masks of `rows`."""
+    def masks(self, rows: Sequence[MaskRow], witness: Witness | None = None) -> Masks:
+        """Return the masks of `rows`; `witness` sees each."""
         num_words = max(
             (self._masks[row.model].num_words for row in rows if row.model in self._masks),
             default=0,
@@ -256,11 +269,15 @@ class Matching:
         must_end = np.zeros(len(rows), np.bool_)
         errors: dict[int, str] = {}
         for at, row in enumerate(rows):
+            if witness is not None and not witness.begin(row):
+                errors[at] = "its grammar takes more memory or time than masks may take"
+                continue
             try:
                 mask = self._mask(row)
             except BadGrammar as error:
-                errors[at] = f"{error}"
-                continue
+                mask = _Mask(error=f"{error}")
+            if witness is not None:
+                witness.end(row)
             if mask.bits is not None:
                 bits[at, : len(mask.bits)] = mask.bits
             must_end[at] = mask.must_end

@@ -16,6 +16,7 @@ import pytest
 from muxcluster.constraints import grammars
 from muxcluster.constraints.matching import Matching, TokenMasks
 from muxcluster.constraints.process import client as client_module
+from muxcluster.constraints.process.blame import MOST_DEATHS, Blame
 from muxcluster.constraints.process.client import MaskClient
 from muxcluster.constraints.process.supervisor import MaskProcess
 from muxcluster.constraints.rows import MaskModel, MaskRow, Masks
@@ -188,60 +189,57 @@ def test_no_row_or_connection_is_left(process: MaskProcess) -> None:
     assert len(list(Path(f"/proc/{pid}/fd").iterdir())) < 12
 
 
-def test_the_row_with_which_the_process_dies_is_told(
-    plain: MaskModel,
-    sampler: Sampler,
-    process: MaskProcess,
-    client: MaskClient,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Others get their masks. Deadly is a row that makes the real server exit."""
-    killer = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(DEADLY), process.address], stdout=subprocess.PIPE
+# Takes seconds to compile. A check would refuse it, but nobody checks it here.
+LONG = Constraint(
+    grammars.lark(
+        "start: A\nA: " + " & ".join(f"/(.*x.{{{number}}}y.*)/" for number in range(5, 30)), "p"
     )
-    assert killer.stdout is not None
-    killer.stdout.readline()
-    monkeypatch.setattr(client_module, "PAUSE_S", 0.01)
-    made = MaskClient(f"{process.address}.deadly")
+)
+
+
+def test_the_row_with_which_the_server_dies_is_told_from_others(
+    process: MaskProcess, client: MaskClient
+) -> None:
+    """The server is killed whenever it has worked on the row for a moment."""
     empty = np.empty(0, np.int32)
-    names = ["a", "deadly", "b"]
-    try:
-        found = made.begin([MaskRow("bytes", name, CONSTRAINT, empty) for name in names]).wait()
-    finally:
-        made.close()
-        killer.kill()
-        killer.wait()
-    assert list(found.errors) == [1]
-    wanted = client.begin([MaskRow("bytes", "a", CONSTRAINT, empty)]).wait()
-    assert np.array_equal(found.bits[0], wanted.bits[0])
-    assert np.array_equal(found.bits[2], wanted.bits[0])
-    assert not found.bits[1].any()
+    rows = [MaskRow("bytes", "a", CONSTRAINT, empty), MaskRow("bytes", "long", LONG, empty),
+            MaskRow("bytes", "b", CONSTRAINT, empty)]  # fmt: skip
+    pending, found = client.begin(rows), list[Masks]()
+    waiting = threading.Thread(target=lambda: found.append(pending.wait()))
+    waiting.start()
+    while waiting.is_alive():
+        waiting.join(1.0)
+        assert process.pid is not None
+        for pid in children_of(process.pid) if waiting.is_alive() else ():
+            os.kill(pid, signal.SIGKILL)
+    assert list(found[0].errors) == [1]
+    wanted = client.begin([MaskRow("bytes", "c", CONSTRAINT, empty)]).wait()
+    assert np.array_equal(found[0].bits[0], wanted.bits[0])
+    assert np.array_equal(found[0].bits[2], wanted.bits[0])
+    assert not found[0].bits[1].any()
 
 
-# A relay to the real server that closes the connection when the row "deadly" is asked for.
-DEADLY = """
-    import socket, sys, threading
-    from muxcluster.constraints.process.frames import receive, send
-    def relay(near):
-        try:
-            with near, socket.socket(socket.AF_UNIX) as far:
-                far.connect(sys.argv[1])
-                while True:
-                    message, data = receive(near)
-                    if any(head[1] == "deadly" for head in message[4]):
-                        return
-                    send(far, message, bytes(data))
-                    message, data = receive(far)
-                    send(near, message, bytes(data))
-        except (OSError, EOFError):
-            pass
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(sys.argv[1] + ".deadly")
-    listener.listen()
-    print("ready", flush=True)
-    while True:
-        threading.Thread(target=relay, args=(listener.accept()[0],), daemon=True).start()
-"""
+def test_deaths_of_the_server_are_blamed_on_what_it_worked_on() -> None:
+    rows = [MaskRow("m", f"{number}", CONSTRAINT, np.empty(0, np.int32)) for number in range(400)]
+    blame = Blame()
+    for death in range(MOST_DEATHS):
+        assert blame.begin(rows[0])
+        blame.end(rows[0])
+        assert blame.begin(rows[1]), death
+        blame.server_died()
+    assert not blame.begin(rows[1])
+    assert blame.begin(rows[0])
+    # an answer in between clears a row, and no number of rows fills the memory
+    for row in rows[2:]:
+        for _ in range(MOST_DEATHS - 1):
+            assert blame.begin(row)
+            blame.server_died()
+        assert blame.begin(row)
+        blame.end(row)
+        assert blame.begin(row)
+        blame.server_died()
+        assert blame.begin(row)
+
 
 UNIT = """
     import sys, time

@@ -6,17 +6,12 @@ import threading
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
 from muxcluster.constraints.process.frames import SentGrammars, masks_of, receive, send
 from muxcluster.constraints.rows import MaskRow, Masks
 from muxcluster.core.errors import EngineFailure
 
 PATIENCE_S = 60.0  # a process that is killed reads the vocabularies anew: seconds for each model
 PAUSE_S = 0.05  # before another try
-# Rows that were asked for when the process died so often are asked for one by one, and then the
-# one with which it dies is told from the others.
-MOST_DEATHS = 2
 
 
 class PendingMasks:
@@ -27,7 +22,6 @@ class PendingMasks:
         self._client = client
         self._done = threading.Event()
         self._masks: Masks | None = None
-        self.is_sent = False
 
     def wait(self) -> Masks:
         """Return the masks. Raises EngineFailure if the process does not come back."""
@@ -39,9 +33,8 @@ class PendingMasks:
             raise TimeoutError
         return self._masks
 
-    def expect(self, *, is_sent: bool) -> None:
-        """Take note that it is asked for now. is_sent: there is a connection to ask on."""
-        self.is_sent = is_sent
+    def expect(self) -> None:
+        """Take note that it is asked for now."""
         self._done.clear()
 
     def end(self, masks: Masks | None) -> None:
@@ -77,34 +70,18 @@ class MaskClient:
     def wait_for(self, pending: PendingMasks) -> Masks:
         """As `PendingMasks.wait`."""
         before_s = time.monotonic() + PATIENCE_S
-        num_deaths = 0
         while True:
             with contextlib.suppress(TimeoutError):
                 masks = pending.wait_once(max(0.0, before_s - time.monotonic()))
                 if masks is not None:
                     return masks
-                num_deaths += pending.is_sent
             if time.monotonic() > before_s:
                 raise EngineFailure("the process that computes masks of constraints is gone")
-            if num_deaths > MOST_DEATHS:
-                return self._one_by_one(pending.rows)
             time.sleep(PAUSE_S)
             self._ask(pending)
 
-    def _one_by_one(self, rows: Sequence[MaskRow]) -> Masks:
-        """Return the masks of rows with one of which the process dies."""
-        if len(rows) == 1:
-            return _of_deadly()
-        found = [self.begin([row]).wait() for row in rows]
-        num_words = max(masks.bits.shape[1] for masks in found)
-        bits = np.zeros((len(rows), num_words), np.uint32)
-        for at, masks in enumerate(found):
-            bits[at, : masks.bits.shape[1]] = masks.bits[0]
-        errors = {at: masks.errors[0] for at, masks in enumerate(found) if masks.errors}
-        return Masks(bits, np.concatenate([masks.must_end for masks in found]), errors)
-
     def _ask(self, pending: PendingMasks) -> None:
-        pending.expect(is_sent=False)
+        pending.expect()
         with self._lock:
             if self._connection is None or self._connection.is_broken:
                 try:
@@ -113,14 +90,7 @@ class MaskClient:
                     pending.end(None)
                     return
             connection = self._connection
-        pending.expect(is_sent=True)
         connection.ask(pending)
-
-
-def _of_deadly() -> Masks:
-    """Return the answer for a row with which the process dies."""
-    error = "the grammar needs more memory or time than a mask may take"
-    return Masks(np.zeros((1, 0), np.uint32), np.zeros(1, np.bool_), {0: error})
 
 
 class _Connection:
@@ -146,7 +116,6 @@ class _Connection:
         """Send the request; a broken connection ends it."""
         with self._lock:
             if self.is_broken:
-                pending.expect(is_sent=False)
                 pending.end(None)
                 return
             self._num_asked += 1

@@ -25,6 +25,7 @@ from typing import NoReturn
 import numpy as np
 
 from muxcluster.constraints.matching import BadGrammar, TokenMasks, message_of
+from muxcluster.constraints.process.blame import Blame
 from muxcluster.constraints.process.frames import receive, send
 from muxcluster.constraints.process.server import serve
 from muxcluster.constraints.rows import MaskModel
@@ -105,6 +106,7 @@ class Keeper:
         self._waiting: deque[_Check] = deque()
         self._running: dict[int, _Check] = {}  # by pipe
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()  # "" for a good grammar
+        self._blame = Blame()
         self._server_pid = 0
         self._server_link: socket.socket | None = None
 
@@ -146,7 +148,7 @@ class Keeper:
         def child() -> None:
             ours.close()
             limit_memory(SERVER_BYTES)
-            serve(self._listener, theirs, self._masks)
+            serve(self._listener, theirs, self._masks, self._blame)
 
         self._server_pid = self._fork(child)
         theirs.close()
@@ -158,6 +160,7 @@ class Keeper:
         self._selector.unregister(self._server_link)
         self._server_link.close()
         self._kill(self._server_pid)
+        self._blame.server_died()
         send(self._control, ("server lost",))
         time.sleep(GRACE_S)
         self._start_server()

@@ -10,16 +10,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from muxcluster.constraints.matching import BadGrammar, Matching, TokenMasks
+from muxcluster.constraints.process.blame import Blame
 from muxcluster.constraints.process.frames import ReceivedGrammars, answer, receive, send
 
 COMPILE_NICE = 10  # of a thread that compiles ahead of need
-# A request for masks that takes longer hangs, and the process ends: the worker then finds out with
-# which row.
+# A request for masks that takes longer hangs, and the process ends (`Blame` knows with which row).
 HANG_S = 10
 WATCH_S = 1.0
 
 
-def serve(listener: socket.socket, parent: socket.socket, masks: Mapping[str, TokenMasks]) -> None:
+def serve(
+    listener: socket.socket, parent: socket.socket, masks: Mapping[str, TokenMasks], blame: Blame
+) -> None:
     """Serve connections, a thread each, until `parent` ends; does not return."""
     matching = Matching(masks)
     watch = _Watch()
@@ -30,7 +32,7 @@ def serve(listener: socket.socket, parent: socket.socket, masks: Mapping[str, To
     while True:
         stream, _ = listener.accept()
         threading.Thread(
-            target=_Connection(stream, matching, watch).run, name="masks", daemon=True
+            target=_Connection(stream, matching, watch, blame).run, name="masks", daemon=True
         ).start()
 
 
@@ -67,10 +69,13 @@ class _Watch:
 class _Connection:
     """A worker's or the unit's connection."""
 
-    def __init__(self, stream: socket.socket, matching: Matching, watch: _Watch) -> None:
+    def __init__(
+        self, stream: socket.socket, matching: Matching, watch: _Watch, blame: Blame
+    ) -> None:
         self._stream = stream
         self._matching = matching
         self._watch = watch
+        self._blame = blame
         self._grammars = ReceivedGrammars()
 
     def run(self) -> None:
@@ -82,11 +87,12 @@ class _Connection:
                     self._answer(message, data)
                 else:
                     self._prepare(*message[1:])
+        self._blame.leave()
 
     def _answer(self, message: tuple[Any, ...], data: bytearray) -> None:
         self._watch.begin()
         try:
-            masks = self._matching.masks(self._grammars.rows(message, data))
+            masks = self._matching.masks(self._grammars.rows(message, data), self._blame)
         finally:
             self._watch.end()
         send(self._stream, *answer(message[1], masks))
