@@ -79,7 +79,7 @@ class TokenMasks:
             try:
                 rules = gbnf_to_lark(value["gbnf"])
             except Exception as error:  # noqa: BLE001 - it raises a plain Exception
-                raise BadGrammar(f"{error}"[:MOST_MESSAGE_CHARS]) from None
+                raise BadGrammar(_printable(f"{error}")) from None
             except RecursionError:
                 raise BadGrammar("nested too deep") from None
         elif "structural_tag" in value:
@@ -348,7 +348,13 @@ class Matching:
 def message_of(matcher: LLMatcher) -> str:
     """Return what is wrong with a matcher's grammar or tokens, without the engine's state."""
     text = matcher.get_error().split("\n<")[0].strip()
-    return _PLAIN.get(text, text)[:MOST_MESSAGE_CHARS]
+    return _printable(_PLAIN.get(text, text))
+
+
+def _printable(text: str) -> str:
+    """Return the beginning of a message, which may quote its author, on lines of plain text."""
+    shown = text[:MOST_MESSAGE_CHARS]
+    return "".join(char if char.isprintable() or char == "\n" else " " for char in shown)
 
 
 def _bits(tokens: Iterable[int], num_words: int) -> NDArray[np.uint32]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muxcluster.core.errors import InvalidValue
+from muxcluster.core.inputs.clip import clip, plain
 
 # Lists and objects in one another, over the whole JSON value. A schema's level takes two, and the
 # compiler's JSON parser ends at 128.
@@ -143,7 +144,7 @@ def _subschemas(schema: Any, path: str) -> Iterator[tuple[str, Any]]:
             continue
         for name in _MAPS:
             if isinstance(inner := each.get(name), dict):
-                waiting += [(f"{path}.{name}.{key}", value) for key, value in inner.items()]
+                waiting += [(f"{path}.{name}.{plain(key)}", value) for key, value in inner.items()]
         for name in (*_LISTS, "items"):
             if isinstance(inner := each.get(name), list):
                 waiting += [(f"{path}.{name}[{at}]", value) for at, value in enumerate(inner)]
@@ -165,7 +166,7 @@ def _problem(schema: Any, path: str, root: Any, is_old: bool) -> tuple[str, str]
         if message is None and name == "items" and isinstance(value, list) and not is_old:
             message = "must be a schema; a list of schemas is `prefixItems`"
         if message is None and name == "$ref" and not _resolves(root, value):
-            message = f"{value!r} is not in this schema"
+            message = f"{clip(value)} is not in this schema"
         if message is None and name in ("$id", "x-guidance") and (path or name != "$id"):
             message = "cannot be honoured here"
         if message is not None:

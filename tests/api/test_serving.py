@@ -1,7 +1,9 @@
 """A unit in this process: the tokens of Hugging Face, streams, chats, stops, errors, the end."""
 
 import asyncio
+import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,7 @@ def test_requests_of_a_unit(folder: Path) -> None:
             await check_tokens(unit, folder)
             await check_many(unit)
             await check_stop(unit)
+            await check_constraints(unit)
             await check_refusals(unit)
             assert set(children(os.getpid()).values()) - before
             left_open = unit.stream(NAME, PROMPT, SamplingParams(max_tokens=200, ignore_eos=True))
@@ -95,6 +98,27 @@ async def check_stop(unit: Unit) -> None:
     cut = await unit.generate(NAME, PROMPT, params)
     assert cut.text == text[: text.index(stop)]
     assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
+
+
+async def check_constraints(unit: Unit) -> None:
+    """Outputs have the form asked for; what is no form is refused when the parameters are made."""
+    regex = {"regex": "[0-9]{3}-[ab]"}
+    params = SamplingParams(structured_outputs=regex, max_tokens=40, seed=1)
+    parts = [output async for output in unit.stream(NAME, PROMPT, params)]
+    assert re.fullmatch(regex["regex"], "".join(part.text for part in parts))
+    assert parts[-1].finish_reason == "stop"
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    params = SamplingParams(response_format=wanted, max_tokens=200, seed=1)
+    messages = [{"role": "user", "content": "Yes?"}]
+    assert json.loads((await unit.generate(NAME, messages, params)).text)["a"] in (True, False)
+    for wrong in ({"json": {"type": "objct"}}, {"regex": "a", "choice": ["b"]}, {}):
+        with pytest.raises(RequestError) as caught:
+            SamplingParams(structured_outputs=wrong)
+        assert caught.value.param.startswith("structured_outputs")
+    with pytest.raises(RequestError):  # which the unit finds out
+        await unit.generate(NAME, PROMPT, SamplingParams(structured_outputs={"regex": "(a"}))
 
 
 async def check_refusals(unit: Unit) -> None:

@@ -213,3 +213,19 @@ def test_it_does_not_import_ray(tmp_path: Path, config: str) -> None:
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=300)
     assert len(texts(output)) == 2
+
+
+def test_lines_with_constraints(capsys, tmp_path: Path, config: str) -> None:
+    """Those with a wrong one are in the errors, with what is wrong."""
+    wanted = {"good": {"guided_choice": ["yes", "no"]}, "bad": {"guided_json": {"type": "objct"}}}
+    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    with file.open("w") as lines:
+        for name, constraint in wanted.items():
+            body = {"model": next(iter(FAMILIES)), "prompt": "x", "max_tokens": 9, **constraint}
+            entry = {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body}
+            lines.write(json.dumps(entry) + "\n")
+    said = _ran(capsys, str(file), "-o", str(output), "--config", config)
+    assert (said["completed"], said["failed"]) == (1, 1)
+    (line,) = output.read_text().splitlines()
+    assert json.loads(line)["response"]["body"]["choices"][0]["text"] in ("yes", "no")
+    assert "guided_json.type" in (tmp_path / "out.errors.jsonl").read_text()

@@ -368,8 +368,20 @@ CHAT_OF = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
         ),
         ("/v1/chat/completions", CHAT_OF | {"messages": LONG}),
         ("/v1/chat/completions", CHAT_OF | {"chat_template_kwargs": LONG}),
+        ("/v1/completions", TEXT | {"guided_json": {"properties": {LONG[:99_999]: {"type": 5}}}}),
+        ("/v1/completions", TEXT | {"guided_json": {"$ref": LONG[:99_999]}}),
+        ("/v1/completions", TEXT | {"guided_json": LONG}),
+        ("/v1/completions", TEXT | {"guided_choice": [LONG, ""]}),
+        ("/v1/completions", TEXT | {"guided_grammar": LONG[:99_999]}),
+        ("/v1/completions", TEXT | {"structured_outputs": {LONG: 1}}),
+        ("/v1/completions", TEXT | {"response_format": {"type": LONG}}),
+        ("/v1/completions", TEXT | {"structural_tag": {"format": {"type": LONG[:99_999]}}}),
+        (
+            "/v1/completions",
+            TEXT | {"structural_tag": {"format": {"type": "any_text", LONG[:99_999]: 1}}},
+        ),
     ],
-    ids=range(19),
+    ids=range(28),
 )
 def test_an_error_does_not_echo_what_was_sent_whole(http, backend, path, body):
     answer = post(http, body, path)
