@@ -8,8 +8,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from muxcluster.http.app import create_app
+from muxcluster.http.calls.model_text import ModelTexts
+from muxcluster.http.service import tokenise
 from muxcluster.http.settings import ApiSettings
+from muxcluster.text.schemas import ChatBody
 from muxcluster.text.tools.output import ID_LENGTH
+from muxcluster.text.validation.body import parse
 from tests.http.fakes import FakeBackend, served_model
 from tests.http.tool_models import gathered, make_model, served
 from tests.text.tools import templates
@@ -264,6 +268,16 @@ def test_tools_beside_an_output_format(model) -> None:
     with pytest.raises(openai.BadRequestError, match="only JSON") as error:
         model.ask(tools=TOOLS, extra_body=extra)
     assert error.value.param == "tool_choice"
+
+
+def test_prompts_that_a_batch_plan_keeps_have_the_tools(model) -> None:
+    """What is tokenised before a batch's line runs is what the line would be tokenised to."""
+    messages = [{"role": "user", "content": "Hi"}]
+    fields = {"model": "tiny", "messages": messages, "tools": TOOLS}
+    text = ModelTexts.load(model.backend.served).find("tiny")
+    (prompt,) = tokenise(parse(ChatBody, fields), text).prompts
+    model.ask(messages=messages, tools=TOOLS)
+    assert prompt.tokens.tolist() == model.backend.requests[-1].prompt_tokens.tolist()
 
 
 def test_tokenize_shows_the_tools(hermes_app) -> None:
