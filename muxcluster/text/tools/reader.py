@@ -131,11 +131,14 @@ class Reader:
 
         Without one: where the text begins that may become one, or the end of the text.
         """
+        # most pieces of text have none of these characters
+        if all(self.text.find(mark[0], self.position) < 0 for mark in marks):
+            return len(self.text), None
         found = [(at, mark) for mark in marks if (at := self.text.find(mark, self.position)) >= 0]
         if found:
             return min(found)
         end = len(self.text)
-        if self.is_over or not marks:
+        if self.is_over:
             return end, None
         longest = max(map(len, marks))
         for at in range(max(self.position, end - longest + 1), end):
