@@ -6,14 +6,18 @@ requests at the same times: Poisson arrivals at a part of the simulated capacity
 lengths, a quarter of them batch class. The unit that is simulated is the very specification that
 runs. No constant is fitted to any case: what the simulator knows of this machine is the profile.
 
-Claims, medians over the cases of the relative error of the simulated figure:
-- throughput_median_abs_error: requests/s from the first arrival to the last token;
-- ttft_p50_median_abs_error, ttft_p95_median_abs_error: of all requests of a case.
+A host's other guests make a machine slower or faster by tens of percent within minutes, as no
+simulator can know. So a case is served in stretches of some seconds, and fixed work is timed beside
+the profile and between the stretches. Requests are sent, and all times are taken, in units of that
+work: on a machine that is a tenth slower now, a tenth later. A stretch beside which others took
+more than a few hundredths of the processors, or over which the fixed work's time changed by more
+than a tenth, is served again, a few times at most, and if need be left out on both sides; the
+record has all tries of all stretches. Other work on the machine disturbs one side only: run it
+alone.
 
-Other work on the machine disturbs one side only: run it alone. A case beside which others took
-more than a few hundredths of the processors, or before or after which the machine was not as fast
-as beside the profile (a host's other guests show only so), is served again, and the try that was
-disturbed least counts; the record has both of all tries.
+Claims, medians over the cases of the relative error of the simulated figure:
+- throughput_median_abs_error: requests/s from the first arrival to the last token of a stretch;
+- ttft_p50_median_abs_error, ttft_p95_median_abs_error: of all requests of a case.
 """
 
 import subprocess
@@ -28,14 +32,24 @@ from typing import Any
 sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.fidelity.rows import Side, claims_of, row_of, samples_of, side_of, simulated_jobs
-from bench.fidelity.served import Served, serve
+from bench.fidelity.rows import (
+    Part,
+    Side,
+    claims_of,
+    parts_of,
+    row_of,
+    samples_of,
+    side_of,
+    simulated_jobs,
+)
+from bench.fidelity.served import Served, Session
 from bench.fidelity.setups import (
     SHAPES,
     Case,
     Setup,
     arrivals,
     case_of,
+    in_a_row,
     write_config,
     write_models,
 )
@@ -68,10 +82,10 @@ QUICK_LOADS = (0.4, 1.4)
 GRIDS = (("1,4,16", "16,64,160"), ("48", "64"))
 QUICK_GRIDS = (("1,8", "16,96"),)
 _NUM_FOR_CAPACITY = 400
-# Share of all processors that others may take while a case is served; the kernel's own threads
+# Share of all processors that others may take while a stretch is served; the kernel's own threads
 # take one hundredth here.
 _MOST_OTHERS = 0.03
-_MOST_DRIFT = 0.10  # of the seconds of fixed work, between the profile and a case
+_MOST_DRIFT = 0.10  # of the seconds of fixed work, from before a stretch to after it
 _MOST_TRIES = 3
 _RATE_PER_S = 10.0  # in the configuration: its plan is for any rate
 
@@ -114,11 +128,12 @@ def units_of(config: Path) -> tuple[UnitSpec, SimUnit]:
     return spec, SimUnit(spec, models)
 
 
-def simulated(unit: SimUnit, case: Case) -> Side:
-    """What the simulator says of these requests."""
+def simulated(unit: SimUnit, case: Case) -> list[Part]:
+    """What the simulator says of each stretch."""
+    asked, begins_s = in_a_row(case)
     spans: list[JobSpan] = []
-    found = simulate([unit], case.asked, on_job=spans.append)
-    return side_of(found.records, simulated_jobs(spans), case.begin_s)
+    found = simulate([unit], asked, on_job=spans.append)
+    return parts_of(found.records, simulated_jobs(spans), begins_s)
 
 
 def capacity_per_s(setup: Setup, unit: SimUnit, seed: int) -> float:
@@ -132,32 +147,46 @@ def capacity_per_s(setup: Setup, unit: SimUnit, seed: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A case that was served once, and what may have disturbed it."""
+    """A stretch that was served once, and what may have disturbed it."""
 
-    served: Served
-    drift: float  # of the machine's speed from that beside the profile, at worst
+    served: Served  # in the time of the profile's machine
+    slowness: float  # of this machine, over that beside the profile
+    drift: float  # of this machine's speed from before the stretch to after it
 
     @property
-    def disturbance(self) -> float:
-        """Return the larger of both disturbances over what is borne; at most 1 is undisturbed."""
-        return max((self.served.others or 0.0) / _MOST_OTHERS, self.drift / _MOST_DRIFT)
+    def is_quiet(self) -> bool:
+        return (self.served.others or 0.0) <= _MOST_OTHERS and self.drift <= _MOST_DRIFT
 
 
 def tries_of(
-    spec: UnitSpec, asked: Sequence[Arrival], seed: int, profiled: MachineSpeed
-) -> list[Try]:
-    """Serve the requests until a try was undisturbed, or often enough. profiled: beside the
-    profile."""
+    session: Session, asked: Sequence[Arrival], before: MachineSpeed, profiled: MachineSpeed
+) -> tuple[list[Try], MachineSpeed]:
+    """Serve a stretch until a try was not disturbed, or often enough.
+
+    before: the machine's speed now. Returns the tries and the speed after them.
+    """
     tries: list[Try] = []
-    before = MachineSpeed.now()
     while len(tries) < _MOST_TRIES:
-        served = serve(spec, asked, seed)
-        after = MachineSpeed.now()
-        tries.append(Try(served, max(before.drift_from(profiled), after.drift_from(profiled))))
-        if tries[-1].disturbance <= 1.0:
-            break
+        served = session.serve(asked, before.slowness(profiled))
+        after = MachineSpeed.now(is_quick=True)
+        slowness = (before.slowness(profiled) + after.slowness(profiled)) / 2
+        tries.append(Try(served.at(slowness), slowness, after.drift_from(before)))
         before = after
-    return tries
+        if tries[-1].is_quiet:
+            break
+    return tries, before
+
+
+def served(spec: UnitSpec, case: Case, seed: int, profiled: MachineSpeed) -> list[list[Try]]:
+    """Serve a case, and return the tries of each stretch."""
+    found = []
+    with Session(spec, seed) as session:
+        session.serve(case.warm_up)
+        speed = MachineSpeed.now(is_quick=True)
+        for stretch in case.stretches:
+            tries, speed = tries_of(session, stretch, speed, profiled)
+            found.append(tries)
+    return found
 
 
 def cases(
@@ -168,7 +197,10 @@ def cases(
     count: int,
     seed: int,
 ) -> Iterator[tuple[dict[str, Any], Side, Side]]:
-    """A unit at all loads: the row of the record, then what was measured and simulated."""
+    """A unit at all loads: the row of the record, then what was measured and simulated.
+
+    A case of which no stretch was quiet is compared as it is.
+    """
     spec, unit = units_of(write_config(folder, setup, _RATE_PER_S, profiled.files))
     capacity = capacity_per_s(setup, unit, seed)
     for load in loads:
@@ -176,9 +208,12 @@ def cases(
         begun_s = time.monotonic()
         expected = simulated(unit, case)
         simulated_s = time.monotonic() - begun_s
-        tries = tries_of(spec, case.asked, seed, profiled.speed)
-        served = min(tries, key=lambda each: each.disturbance).served
-        measured = side_of(served.records, served.jobs, case.begin_s)
+        stretches = served(spec, case, seed, profiled.speed)
+        quiet = [place for place, tries in enumerate(stretches) if tries[-1].is_quiet]
+        counted = quiet or range(len(stretches))
+        lasts = [stretches[place][-1].served for place in counted]
+        measured = side_of([Part(each.records, each.jobs) for each in lasts])
+        foretold = side_of([expected[place] for place in counted])
         row = {
             "case": f"{setup.name} at {load}",
             "models": setup.models,
@@ -186,13 +221,21 @@ def cases(
             "packing": spec.scheduler.packing,
             "load": load,
             "capacity_per_s": round(capacity, 2),
-            "requests": count,
+            "requests": len(measured.ttft_s),
+            "quiet_stretches": len(quiet),
             "simulated_in_s": round(simulated_s, 2),
-            "sent_late_p99_ms": round(1e3 * served.late_s, 2),
-            "processors_others_took": [_rounded(each.served.others) for each in tries],
-            "speed_drifted": [_rounded(each.drift) for each in tries],
+            "sent_late_p99_ms": round(1e3 * max(each.late_s for each in lasts), 2),
+            "stretches": [[_row_of_try(each) for each in tries] for tries in stretches],
         }
-        yield row | row_of(measured, expected), measured, expected
+        yield row | row_of(measured, foretold), measured, foretold
+
+
+def _row_of_try(found: Try) -> dict[str, float | None]:
+    return {
+        "others": _rounded(found.served.others),
+        "slowness": round(found.slowness, 3),
+        "drift": round(found.drift, 3),
+    }
 
 
 def _rounded(part: float | None) -> float | None:

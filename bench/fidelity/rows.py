@@ -1,7 +1,7 @@
 """The record of `bench/engine_fidelity.py`: figures of both sides of a case, errors, claims."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -36,15 +36,24 @@ class Side:
     jobs: Mapping[str, _JobKind]  # by phase
 
 
-def side_of(records: Records, jobs: Sequence[JobRecord], begin_s: float = 0.0) -> Side:
-    """Take the figures of the requests and jobs from `begin_s` on; all requests have ended."""
-    rows = records.rows[records.rows["arrival_s"] >= begin_s]
-    records = Records(records.models, np.sort(rows, order=("arrival_s", "prompt_tokens")))
-    rows, first_s = records.rows, ttft_s(records)
-    end_s = float(rows["last_token_s"].max()) - begin_s
+class Part(NamedTuple):
+    """The requests and jobs of one stretch; seconds from its beginning, all have ended."""
+
+    records: Records
+    jobs: Sequence[JobRecord]
+
+
+def side_of(parts: Sequence[Part]) -> Side:
+    """Take the figures of some stretches together."""
+    rows = np.concatenate(
+        [np.sort(part.records.rows, order=("arrival_s", "prompt_tokens")) for part in parts]
+    )
+    records = Records(parts[0].records.models, rows)
+    first_s = ttft_s(records)
+    taken_s = sum(float(part.records.rows["last_token_s"].max()) for part in parts)
     figures = {
-        "requests_per_s": len(rows) / end_s,
-        "output_tokens_per_s": float(rows["output_tokens"].sum()) / end_s,
+        "requests_per_s": len(rows) / taken_s,
+        "output_tokens_per_s": float(rows["output_tokens"].sum()) / taken_s,
         **_ms("ttft", first_s),
         **_ms("tpot", tpot_s(records)),
     }
@@ -52,8 +61,25 @@ def side_of(records: Records, jobs: Sequence[JobRecord], begin_s: float = 0.0) -
         mine = first_s[rows["service_class"] == CLASSES.index(service_class)]
         if len(mine):
             figures |= _ms(f"{service_class}_ttft", mine)
-    counted = _kinds([job for job in jobs if job.start_s >= begin_s])
+    counted = _kinds([job for part in parts for job in part.jobs])
     return Side(first_s, {name: round(value, 3) for name, value in figures.items()}, counted)
+
+
+def parts_of(records: Records, jobs: Sequence[JobRecord], begins_s: Sequence[float]) -> list[Part]:
+    """Return the stretches that begin at `begins_s`, each up to the next; what is before is not."""
+    parts = []
+    for begin_s, end_s in zip(begins_s, [*begins_s[1:], np.inf], strict=True):
+        arrival_s = records.rows["arrival_s"]
+        mine = records.where((arrival_s >= begin_s) & (arrival_s < end_s))
+        for name in ("arrival_s", "first_token_s", "last_token_s"):
+            mine.rows[name] -= begin_s
+        own = [
+            replace(job, start_s=job.start_s - begin_s, end_s=job.end_s - begin_s)
+            for job in jobs
+            if begin_s <= job.start_s < end_s
+        ]
+        parts.append(Part(mine, own))
+    return parts
 
 
 def simulated_jobs(spans: Sequence[JobSpan]) -> list[JobRecord]:

@@ -31,12 +31,23 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What came of a case; seconds from its start."""
+    """What came of some requests; seconds from the start of the first."""
 
     records: Records
     jobs: Sequence[JobRecord]
     late_s: float  # by which the last request of a hundred was sent too late
     others: float | None = None  # share of all processors that others took; None: unknown
+
+    def at(self, slowness: float) -> "Served":
+        """Return the same with all times as on a machine that is `slowness` times as fast."""
+        rows = self.records.rows.copy()
+        for name in ("arrival_s", "first_token_s", "last_token_s"):
+            rows[name] /= slowness
+        jobs = [
+            replace(job, start_s=job.start_s / slowness, end_s=job.end_s / slowness)
+            for job in self.jobs
+        ]
+        return replace(self, records=Records(self.records.models, rows), jobs=jobs)
 
 
 class Client:
@@ -103,25 +114,38 @@ class Client:
         return bool(self._error) or self._num_ended == len(self._answers)
 
 
-def serve(spec: UnitSpec, asked: Sequence[Arrival], seed: int) -> Served:
-    """Serve `asked` on a new unit. Raises RuntimeError unless each got all its tokens."""
-    client = Client()
-    vocabulary = min(model.vocab_size for model in spec.models)
-    unit = Unit(spec, client.hear)
-    unit.start()
-    # What this process has simulated is no part of the unit: it is not searched for garbage.
-    gc.collect()
-    gc.freeze()
-    try:
+class Session:
+    """A unit in this process for stretches of requests; a context manager."""
+
+    def __init__(self, spec: UnitSpec, seed: int) -> None:
+        self._client = Client()
+        self._vocabulary = min(model.vocab_size for model in spec.models)
+        self._unit = Unit(spec, self._client.hear)
+        self._seed = seed
+
+    def __enter__(self) -> "Session":
+        self._unit.start()
+        # What this process has simulated is no part of the unit: it is not searched for garbage.
+        gc.collect()
+        gc.freeze()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gc.unfreeze()
+        self._unit.close()
+
+    def serve(self, asked: Sequence[Arrival], slowness: float = 1.0) -> Served:
+        """Serve `asked`, sent at `slowness` times their times, and wait for all.
+
+        Raises RuntimeError unless each got all its tokens.
+        """
+        slower = [replace(each, time_s=slowness * each.time_s) for each in asked]
         before, begun_s = ProcessorTime.now(), time.monotonic()
-        served = client.run(unit, asked, vocabulary, seed)
+        served = self._client.run(self._unit, slower, self._vocabulary, self._seed)
         after = ProcessorTime.now()
         if before is None or after is None:
             return served
         return replace(served, others=after.others_since(before, time.monotonic() - begun_s))
-    finally:
-        gc.unfreeze()
-        unit.close()
 
 
 def _request(arrival: Arrival, prompt: NDArray[np.int32]) -> Request:

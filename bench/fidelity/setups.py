@@ -69,7 +69,8 @@ _BATCH_PART = 0.25  # of the requests are of class batch
 _SLO = {"ttft": 0.5, "tpot": 0.1}
 _KV_GB = 0.25
 _NUM_WARM_UP = 200
-_PAUSE_S = 3.0
+_PAUSE_S = 5.0  # within which what waits at the highest load has been answered
+_STRETCH = 100  # requests: some seconds, in which a machine's speed changes little
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,28 +144,38 @@ def arrivals(setup: Setup, rate_per_s: float, count: int, seed: int) -> list[Arr
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Requests of which those from `begin_s` on count.
+    """Requests in stretches, each of which begins when the one before has been answered.
 
-    Before them come others: a worker is slow at the first job of each size, quotas adapt, and
-    `adbs` finds out whether sharing pays. The simulator gets these, too.
+    First come others that do not count: a worker is slow at the first job of each size, quotas
+    adapt, and `adbs` finds out whether sharing pays. The simulator gets these, too.
     """
 
-    asked: Sequence[Arrival]
-    begin_s: float
+    warm_up: Sequence[Arrival]
+    stretches: Sequence[Sequence[Arrival]]  # times from the beginning of each
 
 
 def case_of(setup: Setup, capacity_per_s: float, load: float, count: int, seed: int) -> Case:
-    """Return `count` requests at a part of the capacity, after a warm-up and a pause."""
-    before = [
-        replace(each, request_id=f"warm-up/{each.request_id}")
-        for each in arrivals(setup, capacity_per_s, _NUM_WARM_UP, seed + 1)
-    ]
-    begin_s = before[-1].time_s + _PAUSE_S
-    counted = [
-        replace(each, time_s=begin_s + each.time_s)
-        for each in arrivals(setup, load * capacity_per_s, count, seed)
-    ]
-    return Case([*before, *counted], begin_s)
+    """Return at least `count` requests at a part of the capacity."""
+    warm_up = arrivals(setup, capacity_per_s, _NUM_WARM_UP, seed)
+    return Case(
+        [replace(each, request_id=f"warm-up/{each.request_id}") for each in warm_up],
+        [
+            [
+                replace(each, request_id=f"{number}/{each.request_id}")
+                for each in arrivals(setup, load * capacity_per_s, _STRETCH, seed + 1 + number)
+            ]
+            for number in range(-(-count // _STRETCH))
+        ],
+    )
+
+
+def in_a_row(case: Case) -> tuple[list[Arrival], list[float]]:
+    """Return all requests of a case with the stretches some seconds apart, and their beginnings."""
+    asked, begins_s = list(case.warm_up), []
+    for stretch in case.stretches:
+        begins_s.append(asked[-1].time_s + _PAUSE_S)
+        asked += [replace(each, time_s=begins_s[-1] + each.time_s) for each in stretch]
+    return asked, begins_s
 
 
 def _classes() -> Iterator[tuple[ServiceClass, float]]:

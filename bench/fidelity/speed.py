@@ -11,6 +11,7 @@ _SIZE = 1024  # of square fp32 matrices, 4 MiB each
 _NUM_STREAMED = 16  # more than caches hold, read once a repeat as decode steps read weights
 _NUM_PRODUCTS = 3
 _REPEATS = 7
+_FEW_REPEATS = 3  # between stretches of a case
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,25 @@ class MachineSpeed:
     products_s: float  # products of whole matrices: bound by the processors
 
     @classmethod
-    def now(cls) -> "MachineSpeed":
-        """Measure it; takes about a second in which nothing else of ours should run."""
+    def now(cls, *, is_quick: bool = False) -> "MachineSpeed":
+        """Measure it; takes about a second in which nothing else of ours should run.
+
+        is_quick: half of that.
+        """
         weights, rows = _matrices()
-        streamed = median(_seconds_of(weights, rows) for _ in range(_REPEATS))
-        products = median(_seconds_of(weights[:_NUM_PRODUCTS], weights[0]) for _ in range(_REPEATS))
+        repeats = _FEW_REPEATS if is_quick else _REPEATS
+        streamed = median(_seconds_of(weights, rows) for _ in range(repeats))
+        products = median(_seconds_of(weights[:_NUM_PRODUCTS], weights[0]) for _ in range(repeats))
         return cls(streamed, products)
+
+    def slowness(self, other: "MachineSpeed") -> float:
+        """Return how many times as long work takes now as it took at `other`.
+
+        The geometric mean of both kinds of work: steps of few rows are of the first, of many rows
+        of the second.
+        """
+        both = self.streamed_s / other.streamed_s * self.products_s / other.products_s
+        return float(both**0.5)
 
     def drift_from(self, other: "MachineSpeed") -> float:
         """Return by how much the two differ, as a part of the faster one; 0: not at all."""

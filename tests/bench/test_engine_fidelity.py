@@ -11,16 +11,25 @@ import numpy as np
 import pytest
 
 from bench import engine_fidelity
-from bench.engine_fidelity import SETUPS, Try, capacity_per_s, simulated, units_of
+from bench.engine_fidelity import SETUPS, capacity_per_s, simulated, tries_of, units_of
 from bench.fidelity.others import ProcessorTime
-from bench.fidelity.rows import claims_of, row_of, samples_of, side_of, simulated_jobs
-from bench.fidelity.served import Client, Served
+from bench.fidelity.rows import (
+    Part,
+    claims_of,
+    parts_of,
+    row_of,
+    samples_of,
+    side_of,
+    simulated_jobs,
+)
+from bench.fidelity.served import Client, Served, Session
 from bench.fidelity.setups import (
     MAX_LEN,
     Case,
     Setup,
     arrivals,
     case_of,
+    in_a_row,
     popularity,
     write_config,
     write_models,
@@ -29,7 +38,6 @@ from bench.fidelity.speed import MachineSpeed
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.served import JobRecord, UnitStats
-from muxcluster.core.unitspec import UnitSpec
 from muxcluster.placement.cost import Cell, Profile, ProfiledModel
 from muxcluster.sim.core.timeline import JobSpan
 from muxcluster.workload.metrics.records import Record, RecordLog, Records
@@ -51,8 +59,8 @@ def job(phase: str, rows: int, seconds: float) -> JobRecord:
 
 
 def test_a_row_holds_simulated_over_measured() -> None:
-    measured = side_of(records((2.0, 2.3, 4.0), (0.0, 0.1, 1.0)), [job("mixed", 3, 0.02)])
-    expected = side_of(records((0.0, 0.2, 2.0), (2.0, 2.6, 5.0)), [job("mixed", 4, 0.03)])
+    measured = side_of([Part(records((2.0, 2.3, 4.0), (0.0, 0.1, 1.0)), [job("mixed", 3, 0.02)])])
+    expected = side_of([Part(records((0.0, 0.2, 2.0), (2.0, 2.6, 5.0)), [job("mixed", 4, 0.03)])])
     assert measured.ttft_s.tolist() == pytest.approx([0.1, 0.3])
     assert measured.figures["requests_per_s"] == pytest.approx(2 / 4)
     assert measured.figures["output_tokens_per_s"] == pytest.approx(10 / 4)
@@ -98,22 +106,35 @@ def test_a_rate_only_scales_times() -> None:
     assert popularity(TWO.models) == pytest.approx({"even": 2 / 3, "wide": 1 / 3})
 
 
-def test_requests_before_a_case_do_not_count() -> None:
-    case = case_of(TWO, capacity_per_s=50.0, load=0.5, count=40, seed=2)
-    ids = [each.request_id for each in case.asked]
-    assert len(set(ids)) == len(ids)
-    times_s = [each.time_s for each in case.asked]
+def test_a_case_is_stretches_of_requests() -> None:
+    case = case_of(TWO, capacity_per_s=50.0, load=0.5, count=240, seed=2)
+    assert [len(stretch) for stretch in case.stretches] == [100] * 3
+    asked, begins_s = in_a_row(case)
+    ids = [each.request_id for each in asked]
+    assert len(set(ids)) == len(ids) == len(case.warm_up) + 300
+    times_s = [each.time_s for each in asked]
     assert times_s == sorted(times_s)
-    counted = [each for each in case.asked if each.time_s >= case.begin_s]
-    assert len(counted) == 40
-    assert counted == case.asked[-40:]
-    last_s = arrivals(TWO, 25.0, 40, 2)[-1].time_s
-    assert counted[-1].time_s - case.begin_s == pytest.approx(last_s)
-    early, late = (0.0, 0.5, 9.0), (4.0, 4.1, 6.0)
-    jobs = [job("mixed", 3, 0.02), replace(job("mixed", 7, 0.04), start_s=3.0, end_s=3.04)]
-    side = side_of(records(early, late), jobs, begin_s=2.0)
-    assert side.figures["requests_per_s"] == pytest.approx(1 / 4)
-    assert side.jobs["mixed"].rows == 7
+    for stretch, begin_s in zip(case.stretches, begins_s, strict=True):
+        mine = [each for each in asked if each.request_id in {own.request_id for own in stretch}]
+        assert [each.time_s - begin_s for each in mine] == pytest.approx(
+            [each.time_s for each in stretch]
+        )
+    assert begins_s[0] > case.warm_up[-1].time_s
+
+
+def test_stretches_are_taken_together_and_what_is_before_is_not() -> None:
+    early, first, second = (0.0, 0.5, 1.0), (4.0, 4.1, 6.0), (9.0, 9.4, 10.0)
+    jobs = [
+        replace(job("mixed", 3, 0.02), start_s=start_s, end_s=start_s + 0.02)
+        for start_s in (0.5, 4.0, 9.0)
+    ]
+    parts = parts_of(records(early, first, second), jobs, [3.0, 8.0])
+    assert [len(part.records) for part in parts] == [1, 1]
+    assert [part.jobs[0].start_s for part in parts] == pytest.approx([1.0, 1.0])
+    both = side_of(parts)
+    assert both.ttft_s.tolist() == pytest.approx([0.1, 0.4])
+    assert both.figures["requests_per_s"] == pytest.approx(2 / (3.0 + 2.0))
+    assert both.jobs["mixed"].count == 2
 
 
 def test_cases_are_as_many_as_asked_for() -> None:
@@ -143,8 +164,9 @@ def test_capacity_is_what_the_simulator_can_serve(tmp_path: Path) -> None:
     write_models(tmp_path)
     _, unit = units_of(write_config(tmp_path, TWO, 10.0, ()))
     capacity = capacity_per_s(TWO, unit, seed=0)
+    warm_up = arrivals(TWO, capacity, 1, seed=1)
     below, above = (
-        simulated(unit, Case(arrivals(TWO, load * capacity, 200, seed=0), 0.0))
+        side_of(simulated(unit, Case(warm_up, [arrivals(TWO, load * capacity, 200, seed=0)])))
         for load in (0.3, 3.0)
     )
     assert above.figures["requests_per_s"] == pytest.approx(capacity, rel=0.3)
@@ -222,34 +244,38 @@ def test_drift_is_that_of_whichever_work_changed_more() -> None:
     assert measured.products_s > 0
 
 
-def test_a_disturbed_case_is_served_again_and_the_least_disturbed_try_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    others = iter([0.2, 0.1, 0.3, 0.01, 0.01, 0.01, 0.01])
-    # before each case and after each of its tries, over that beside the profile
-    speeds = iter([1.0, 1.0, 1.0, 1.0, 1.0, 1.05, 1.0, 0.8, 1.05, 1.0])
+def test_a_disturbed_stretch_is_served_again(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = MachineSpeed(0.01, 0.1)
+    slow = MachineSpeed(0.02, 0.2)
+    others = iter([0.2, 0.01, 0.01, 0.01, 0.1, 0.1, 0.1])
+    speeds = iter([slow, slow, usual, usual, usual, usual, usual])
+    sent: list[float] = []
+
+    class FakeSession:
+        def serve(self, asked: object, slowness: float) -> Served:
+            sent.append(slowness)
+            found = records((0.0, 2.0, 4.0))
+            return Served(found, [job("mixed", 3, 0.02)], 0.0, others=next(others))
 
     class Clock:
         @staticmethod
-        def now() -> MachineSpeed:
-            return replace(usual, products_s=usual.products_s * next(speeds))
+        def now(*, is_quick: bool) -> MachineSpeed:
+            return next(speeds)
 
-    def serve(*_: object) -> Served:
-        return Served(records(), (), 0.0, others=next(others))
-
-    monkeypatch.setattr(engine_fidelity, "serve", serve)
     monkeypatch.setattr(engine_fidelity, "MachineSpeed", Clock)
-
-    def tries() -> list[Try]:
-        return engine_fidelity.tries_of(cast(UnitSpec, None), (), 0, usual)
-
-    first = tries()
-    assert [each.served.others for each in first] == [0.2, 0.1, 0.3]
-    assert min(first, key=lambda each: each.disturbance) is first[1]
-    (quiet,) = tries()
-    assert quiet.served.others == 0.01
-    assert quiet.drift == pytest.approx(0.05)
-    # served again because the machine was a quarter faster after it
-    drifted = tries()
-    assert [each.drift for each in drifted] == pytest.approx([0.25, 0.25, 0.05])
+    session = cast(Session, FakeSession())
+    # others took too much at first
+    tries, speed = tries_of(session, (), slow, usual)
+    assert [each.is_quiet for each in tries] == [False, True]
+    assert speed is slow
+    # on a machine half as fast, everything is sent and answered in half of the time
+    assert sent == [2.0, 2.0]
+    found = tries[-1].served
+    assert found.records.rows["first_token_s"].tolist() == [1.0]
+    assert found.jobs[0].end_s - found.jobs[0].start_s == pytest.approx(0.01)
+    # the machine has become faster meanwhile
+    tries, speed = tries_of(session, (), slow, usual)
+    assert [(each.is_quiet, each.drift) for each in tries] == [(False, 1.0), (True, 0.0)]
+    # never quiet
+    tries, _ = tries_of(session, (), usual, usual)
+    assert [each.is_quiet for each in tries] == [False] * 3
