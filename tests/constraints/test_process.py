@@ -8,6 +8,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -217,6 +218,14 @@ def test_the_row_with_which_the_server_dies_is_told_from_others(
     assert np.array_equal(found[0].bits[0], wanted.bits[0])
     assert np.array_equal(found[0].bits[2], wanted.bits[0])
     assert not found[0].bits[1].any()
+
+
+@pytest.mark.slow
+def test_a_row_that_takes_too_long_ends_with_an_error(client: MaskClient) -> None:
+    row = MaskRow("bytes", "hangs", LONG, np.empty(0, np.int32))
+    assert client.begin([row]).wait().errors
+    other = replace(row, request_id="other", constraint=CONSTRAINT)
+    assert not client.begin([other]).wait().errors
 
 
 def test_deaths_of_the_server_are_blamed_on_what_it_worked_on() -> None:

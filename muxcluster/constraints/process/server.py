@@ -12,11 +12,15 @@ from typing import Any
 from muxcluster.constraints.matching import BadGrammar, Matching, TokenMasks
 from muxcluster.constraints.process.blame import Blame
 from muxcluster.constraints.process.frames import ReceivedGrammars, answer, receive, send
+from muxcluster.constraints.rows import MaskRow
 
 COMPILE_NICE = 10  # of a thread that compiles ahead of need
-# A request for masks that takes longer hangs, and the process ends (`Blame` knows with which row).
-HANG_S = 10
-WATCH_S = 1.0
+# Of processor time, for the mask of one row. A check allows half of that to compile, and 100,000
+# tokens are consumed in about one second. Then the process ends, and `Blame` knows with which row.
+MOST_ROW_CPU_S = 4.0
+WATCH_S = 1.0  # how often it is looked at
+# On the clock, for a thread inside the engine that keeps Python's lock, so that nobody can look.
+STALLED_S = 60
 
 
 def serve(
@@ -24,15 +28,14 @@ def serve(
 ) -> None:
     """Serve connections, a thread each, until `parent` ends; does not return."""
     matching = Matching(masks)
-    watch = _Watch()
-    # Ends the process where no thread of Python's can, as one inside the engine keeps the lock.
+    watch = _Watch(blame)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for target, arguments in ((_end_with, (parent,)), (watch.run, ())):
         threading.Thread(target=target, args=arguments, daemon=True).start()
     while True:
         stream, _ = listener.accept()
         threading.Thread(
-            target=_Connection(stream, matching, watch, blame).run, name="masks", daemon=True
+            target=_Connection(stream, matching, watch).run, name="masks", daemon=True
         ).start()
 
 
@@ -43,39 +46,49 @@ def _end_with(parent: socket.socket) -> None:
 
 
 class _Watch:
-    """Ends the process when a request takes too long."""
+    """Hears of every row, for `Blame`, and ends the process when one takes too long."""
 
-    def __init__(self) -> None:
-        self._since_s: dict[int, float] = {}
+    def __init__(self, blame: Blame) -> None:
+        self._blame = blame
+        self._begun: dict[int, tuple[int, float]] = {}  # by thread: its processor clock, seconds
 
-    def begin(self) -> None:
-        """A request begins on this thread."""
-        self._since_s[threading.get_ident()] = time.monotonic()
+    def begin(self, row: MaskRow) -> bool:
+        """This thread begins with the row; return False if it must not."""
+        if not self._blame.begin(row):
+            return False
+        clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._begun[threading.get_ident()] = clock, time.clock_gettime(clock)
+        return True
 
-    def end(self) -> None:
-        """It has ended."""
-        self._since_s.pop(threading.get_ident(), None)
+    def end(self, row: MaskRow) -> None:
+        """This thread has the row's mask."""
+        self._begun.pop(threading.get_ident(), None)
+        self._blame.end(row)
+
+    def leave(self) -> None:
+        """This thread ends."""
+        self._begun.pop(threading.get_ident(), None)
+        self._blame.leave()
 
     def run(self) -> None:
         """Look from time to time."""
         while True:
-            signal.alarm(HANG_S)
-            now_s = time.monotonic()
-            if any(now_s - since_s > HANG_S for since_s in list(self._since_s.values())):
-                os._exit(1)
+            signal.alarm(STALLED_S)
+            for clock, begun_s in list(self._begun.values()):
+                # A thread that has ended since has no clock.
+                with contextlib.suppress(OSError):
+                    if time.clock_gettime(clock) - begun_s > MOST_ROW_CPU_S:
+                        os._exit(1)
             time.sleep(WATCH_S)
 
 
 class _Connection:
     """A worker's or the unit's connection."""
 
-    def __init__(
-        self, stream: socket.socket, matching: Matching, watch: _Watch, blame: Blame
-    ) -> None:
+    def __init__(self, stream: socket.socket, matching: Matching, watch: _Watch) -> None:
         self._stream = stream
         self._matching = matching
         self._watch = watch
-        self._blame = blame
         self._grammars = ReceivedGrammars()
 
     def run(self) -> None:
@@ -87,14 +100,10 @@ class _Connection:
                     self._answer(message, data)
                 else:
                     self._prepare(*message[1:])
-        self._blame.leave()
+        self._watch.leave()
 
     def _answer(self, message: tuple[Any, ...], data: bytearray) -> None:
-        self._watch.begin()
-        try:
-            masks = self._matching.masks(self._grammars.rows(message, data), self._blame)
-        finally:
-            self._watch.end()
+        masks = self._matching.masks(self._grammars.rows(message, data), self._watch)
         send(self._stream, *answer(message[1], masks))
 
     def _prepare(self, model: str, grammar: str) -> None:

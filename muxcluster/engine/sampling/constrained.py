@@ -17,6 +17,12 @@ from muxcluster.core.unitspec import ModelSpec
 
 _WORD_BITS = 32
 _ALL = np.uint32(0xFFFFFFFF)
+# float32 [256, 8]: by byte of a mask, inf for an allowed token and -inf for another
+_BOUNDS = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
+    np.float32(np.inf),
+    np.float32(-np.inf),
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +38,9 @@ class Allowed:
 
     def only(self, logits: Tensor) -> Tensor:
         """Return `logits` [rows, vocab] with all other tokens impossible; they are not changed."""
+        if logits.device.type == "cpu":
+            bounds = self._bounds(*logits.shape)
+            return torch.minimum(logits, bounds, out=bounds)
         mask = self._mask(logits.shape[1], logits.device)
         if len(self.rows) == len(logits):
             return torch.where(mask, logits, -torch.inf)
@@ -55,10 +64,23 @@ class Allowed:
                 kept[self.rows[place]] = first[0]
         return kept
 
+    def _bounds(self, num_rows: int, vocab_size: int) -> Tensor:
+        """Return fp32 [rows, vocab]: -inf where a constrained row may not sample, else inf.
+
+        Of 64 rows and 128,000 tokens this and a minimum take a third of the time of torch.where,
+        which branches.
+        """
+        found = np.empty((num_rows, self.bits.shape[1] * 4, 8), np.float32)
+        octets = self.bits.view(np.uint8)
+        if len(self.rows) < num_rows:
+            found[:] = np.inf
+        for place, row in enumerate(self.rows.tolist()):
+            # the other modes copy `out`
+            np.take(_BOUNDS, octets[place], axis=0, out=found[row], mode="clip")
+        return torch.from_numpy(found).flatten(1)[:, :vocab_size]
+
     def _mask(self, vocab_size: int, device: torch.device) -> Tensor:
         """Return bool [constrained, vocab] on `device`."""
-        if device.type == "cpu":
-            return torch.from_numpy(_unpacked(self.bits)[:, :vocab_size])
         # the bits are an eighth of the bytes
         words = torch.from_numpy(self.bits.view(np.int32)).to(device)
         shifts = torch.arange(_WORD_BITS, device=device, dtype=torch.int32)
