@@ -34,7 +34,8 @@ def configured(folder: Path) -> Config:
         build_model(folder / NAME, "llama")
     file = folder / "muxcluster.yaml"
     model = {"name": NAME, "path": NAME, "max_model_len": 2048, "max_seqs": 4}
-    file.write_text(yaml.safe_dump({"models": [model]}), encoding="utf-8")
+    content = {"models": [model], "policy": {"partition": "none"}}
+    file.write_text(yaml.safe_dump(content), encoding="utf-8")
     return load_config(file)
 
 

@@ -154,8 +154,8 @@ def common_start(texts: Sequence[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return `text` as a string literal of Lark."""
-    return json.dumps(text, ensure_ascii=False)
+    """Return `text` as a string literal of Lark, which takes JSON's without U+007F."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def with_json_options(schema: Any) -> dict[str, Any]:

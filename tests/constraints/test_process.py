@@ -222,9 +222,10 @@ def test_the_row_with_which_the_server_dies_is_told_from_others(
 
 @pytest.mark.slow
 def test_a_row_that_takes_too_long_ends_with_an_error(client: MaskClient) -> None:
-    row = MaskRow("bytes", "long", LONG, np.empty(0, np.int32))
+    row = MaskRow("bytes", "hangs", LONG, np.empty(0, np.int32))
     assert client.begin([row]).wait().errors
-    assert not client.begin([replace(row, constraint=CONSTRAINT)]).wait().errors
+    other = replace(row, request_id="other", constraint=CONSTRAINT)
+    assert not client.begin([other]).wait().errors
 
 
 def test_deaths_of_the_server_are_blamed_on_what_it_worked_on() -> None:

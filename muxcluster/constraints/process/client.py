@@ -10,7 +10,9 @@ from muxcluster.constraints.process.frames import SentGrammars, masks_of, receiv
 from muxcluster.constraints.rows import MaskRow, Masks
 from muxcluster.core.errors import EngineFailure
 
-PATIENCE_S = 60.0  # a process that is killed reads the vocabularies anew: seconds for each model
+# A process that is killed reads the vocabularies anew, seconds for each model; a row with which the
+# server hangs ends it three times before it is refused.
+PATIENCE_S = 120.0
 PAUSE_S = 0.05  # before another try
 
 

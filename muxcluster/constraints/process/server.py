@@ -15,9 +15,9 @@ from muxcluster.constraints.process.frames import ReceivedGrammars, answer, rece
 from muxcluster.constraints.rows import MaskRow
 
 COMPILE_NICE = 10  # of a thread that compiles ahead of need
-# Of processor time, for the mask of one row. A check allows a fifth of that to compile, and 100,000
+# Of processor time, for the mask of one row. A check allows half of that to compile, and 100,000
 # tokens are consumed in about one second. Then the process ends, and `Blame` knows with which row.
-MOST_ROW_CPU_S = 10.0
+MOST_ROW_CPU_S = 4.0
 WATCH_S = 1.0  # how often it is looked at
 # On the clock, for a thread inside the engine that keeps Python's lock, so that nobody can look.
 STALLED_S = 60
