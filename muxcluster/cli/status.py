@@ -29,6 +29,8 @@ COLUMNS = MappingProxyType(
         "rate_per_s": "req/s",
     }
 )
+# what an operator asked of a model's weights, while it holds
+_ORDERS = {"hold": "held", "pin": "pinned", "park": "put away", "wake": "asked for"}
 COMING = ("starting", "loading")  # phases of a unit that is starting
 _PARTS = {"healthy", "nodes", "units", "rates", "missing_units", "unplaced"}  # of a server's state
 
@@ -134,8 +136,11 @@ def _unit_table(unit: Mapping[str, Any]) -> Table:
 def _weights(model: Mapping[str, Any]) -> tuple[str, ...]:
     """Where a model's weights are, how often they were woken, and what waits for them."""
     per_wake_s = model["waking_s"] / model["wakes"] if model["wakes"] else None
+    # a server of an earlier version says nothing of orders
+    order = _ORDERS.get(model.get("order") or "")
+    kinds = ", ".join(filter(None, (model["residency"], order)))
     return (
-        f"{model['weights'] or '–'} ({model['residency']})",
+        f"{model['weights'] or '–'} ({kinds})",
         _number(model["wakes"]),
         "–" if per_wake_s is None else f"{per_wake_s:.2f}",
         _number(model["expected_wait_s"]),

@@ -66,6 +66,7 @@ class ModelStats:
     resident_bytes: int = 0  # that it takes of a rank's memory while it is resident; 0: not counted
     # Predicted seconds until a request that waits for its weights could run; 0 if resident
     expected_wait_s: float = 0.0
+    order: str = ""  # an operator's `WeightOrder` that holds; empty: none
 
 
 @dataclass(frozen=True, slots=True)

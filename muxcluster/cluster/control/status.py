@@ -124,6 +124,7 @@ def _model(spec: ModelSpec, stats: ModelStats | None) -> dict[str, Any]:
         "preemptions": now.num_preemptions,
         "residency": spec.residency.value,
         "weights": now.weights if stats else None,
+        "order": now.order or None,
         "wakes": now.num_wakes,
         "parks": now.num_parks,
         "waking_s": round(now.waking_s, 3),
