@@ -388,8 +388,8 @@ def measure(*, is_quick: bool, seed: int) -> Measured:
     """Run the engine's part."""
     rates, seconds = ((4.0,), 5.0) if is_quick else ((1.0, 2.0, 4.0, 8.0, 16.0), 60.0)
     with tempfile.TemporaryDirectory(prefix="muxcluster-bench-") as folder:
-        wakes = measure_wakes(Path(folder), 2 if is_quick else 8, 3 if is_quick else 9)
-        paths = build_families(Path(folder), 6 if is_quick else 12)
+        wakes = measure_wakes(Path(folder), 2 if is_quick else 16, 3 if is_quick else 9)
+        paths = build_families(Path(folder), 4 if is_quick else 12)
         rows = rivals(paths, rates, seconds, seed)
         killed = with_kills(paths, rates[len(rates) // 2], seconds, 3 if is_quick else 12, seed)
     return Measured(wakes, rows, killed)

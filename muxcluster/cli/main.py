@@ -47,7 +47,7 @@ GROUPS = {
 }
 # Where commands that are not in this folder are, and the actions of a command: `y` is the function
 # `y` of module `y` there.
-_FOLDERS = {"batch": "batch.", "park": "weights.", "wake": "weights.", "pin": "weights."}
+FOLDERS = {"batch": "batch.", "park": "weights.", "wake": "weights.", "pin": "weights."}
 
 # Raised by typer for a wrong command line; it has no public name.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
@@ -102,7 +102,7 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
             app.add_typer(_group(name, called), name=name, help=summary)
             continue
         is_called = called[:1] == [name]
-        function = _load(_FOLDERS.get(name, "") + name, name) if is_called else _listed
+        function = _load(FOLDERS.get(name, "") + name, name) if is_called else _listed
         app.command(name, short_help=summary)(function)
     return app
 
@@ -112,7 +112,7 @@ def _group(name: str, called: Sequence[str]) -> typer.Typer:
     group.callback(invoke_without_command=True)(_overview)
     for action, summary in GROUPS[name].items():
         is_called = called[:2] == [name, action]
-        function = _load(_FOLDERS[name] + action, action) if is_called else _listed
+        function = _load(FOLDERS[name] + action, action) if is_called else _listed
         group.command(action, short_help=summary)(function)
     return group
 
