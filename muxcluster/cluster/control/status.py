@@ -129,5 +129,6 @@ def _model(spec: ModelSpec, stats: ModelStats | None) -> dict[str, Any]:
         "parks": now.num_parks,
         "waking_s": round(now.waking_s, 3),
         "resident_bytes": now.resident_bytes,
+        "parked_bytes": now.parked_bytes,
         "expected_wait_s": round(now.expected_wait_s, 3),
     }

@@ -298,6 +298,7 @@ class WeightMoves:
             num_parks=each.num_parks,
             waking_s=each.waking_s,
             resident_bytes=each.num_bytes,
+            parked_bytes=each.parked_bytes,
             expected_wait_s=self._expected_wait_s(each, now),
             order="" if each.order is None else each.order.value,
         )

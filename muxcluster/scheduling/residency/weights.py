@@ -28,6 +28,7 @@ class Weights:
         self.model = model
         self.name = spec.name
         self.num_bytes = spec.resident_bytes
+        self.parked_bytes = model.table_bytes  # what the unit keeps of it all the time
         self.residency = spec.residency
         self.wake_s = spec.wake_s  # predicted, then the mean of what wakes took
         self.state = WeightState.PARKED

@@ -1,7 +1,10 @@
 """An operator parks, holds, wakes and pins models: stories, then random runs."""
 
+import gc
 import random
+from types import FunctionType, ModuleType
 
+import numpy as np
 import pytest
 
 from muxcluster.core.errors import ModelNotFound, MoveRefused
@@ -198,6 +201,33 @@ def test_orders_are_followed_where_one_model_is_resident_at_a_time() -> None:
         each.order("b", HOLD)
         settle(each)
         assert each.resident == set()
+
+
+# What a sleeper takes
+
+
+def arrays_of(owner: object) -> int:
+    """Bytes of all arrays that can be reached from an object, each once."""
+    seen: set[int] = set()
+    found, left = 0, [owner]
+    while left:
+        each = left.pop()
+        if id(each) in seen or isinstance(each, (type, ModuleType)):
+            continue
+        seen.add(id(each))
+        if isinstance(each, np.ndarray):
+            found += each.nbytes if each.base is None else 0
+            left.append(each.base)
+        left += [] if isinstance(each, FunctionType) else gc.get_referents(each)
+    return found
+
+
+def test_what_a_parked_model_takes_is_told_to_the_byte() -> None:
+    models = [weighed(name, max_seqs=5 + place) for place, name in enumerate("abc")]
+    few, more = rig_of(*models[:2], room=1), rig_of(*models, room=1)
+    told = stats(more, "c").parked_bytes
+    assert stats(more, "c").weights == "parked"
+    assert told == arrays_of(more.scheduler) - arrays_of(few.scheduler) > 0
 
 
 # A model whose wakes fail for good
