@@ -5,7 +5,9 @@ Measured (`bench/online/parked.py`), on two cores or more without other work:
 - seconds of a wake against reading and packing the same linears in one process, and against a copy;
 - requests in time, tiny models of several families with memory for a third of them, Zipf arrivals
   at rising rates; against the same engine with the policy `swap` and memory for one;
-- requests lost while workers, owners of models and the pool's owner are killed.
+- requests lost while workers, owners of models and the pool's owner are killed;
+- tokens/s of two models with eight others parked beside them, over those without, in pairs; and
+  the same by processor time, which other work on the machine disturbs less.
 
 Simulated: GPUs needed for 99 % of the requests in time.
 
@@ -39,7 +41,16 @@ sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(ROOT))
 
 from bench.harness import Bench, Claim, make_parser
-from bench.online.parked import TARGET_S, Wakes, build_families, measure_wakes, rivals, with_kills
+from bench.online.parked import (
+    TARGET_S,
+    Pace,
+    Wakes,
+    beside_sleepers,
+    build_families,
+    measure_wakes,
+    rivals,
+    with_kills,
+)
 from bench.planning.given import given_models, given_plan
 from bench.traces.muxserve import (
     CHATLMSYS_OUTPUT_TOKENS,
@@ -352,6 +363,7 @@ class Measured:
     wakes: Wakes
     rows: list[dict[str, Any]]  # by rate, then by system: see `rivals`
     killed: dict[str, Any]
+    sleepers: list[tuple[Pace, Pace]]  # without and with them
 
     def claims(self) -> list[Claim]:
         """Seconds of a wake; both systems at the lowest rate at which swap has begun to fail, else
@@ -368,7 +380,14 @@ class Measured:
             Claim("engine_in_time_over_swap", round(over, 3), "x", 3.0),
             Claim("engine_p99_cut_over_swap", round(p99, 3), "x"),
             Claim("requests_lost", lost, "requests", 0),
+            Claim("throughput_beside_sleepers", self._beside_sleepers(0), "x", 0.98),
+            Claim("tokens_per_cpu_s_beside_sleepers", self._beside_sleepers(1), "x", 0.98),
         ]
+
+    def _beside_sleepers(self, place: int) -> float:
+        """Median ratio of a field of `Pace`."""
+        ratios = [beside[place] / alone[place] for alone, beside in self.sleepers]
+        return round(float(np.median(ratios)), 4)
 
     def told(self) -> dict[str, Any]:
         """What the record says of it."""
@@ -381,6 +400,7 @@ class Measured:
             "model_bytes": wakes.total_bytes,
             "rows": self.rows,
             "killed": self.killed,
+            "sleepers": [[*map(list, pair)] for pair in self.sleepers],
         }
 
 
@@ -391,8 +411,10 @@ def measure(*, is_quick: bool, seed: int) -> Measured:
         wakes = measure_wakes(Path(folder), 2 if is_quick else 16, 3 if is_quick else 9)
         paths = build_families(Path(folder), 4 if is_quick else 12)
         rows = rivals(paths, rates, seconds, seed)
+        sleeping = dict(list(paths.items())[:10])  # two, and eight sleepers
+        sleepers = beside_sleepers(sleeping, 2 if is_quick else 10, 1.0 if is_quick else 5.0)
         killed = with_kills(paths, rates[len(rates) // 2], seconds, 3 if is_quick else 12, seed)
-    return Measured(wakes, rows, killed)
+    return Measured(wakes, rows, killed, sleepers)
 
 
 def main() -> None:

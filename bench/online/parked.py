@@ -11,14 +11,15 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors import safe_open
 
+from bench.processes import cpu_seconds
 from muxcluster.config.facts import read_facts
 from muxcluster.core.events import FinishReason, TokenDelta
 from muxcluster.core.job import Phase, WorkerSpec
@@ -346,6 +347,113 @@ def _children(pid: int) -> list[int]:
     with suppress(OSError):
         return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
+
+
+# Others beside sleepers
+
+
+class Pace(NamedTuple):
+    """Output tokens by time."""
+
+    per_s: float
+    per_cpu_s: float  # of all processes; other work on the machine matters less
+
+
+class ClosedLoop:
+    """Keeps `num_open` requests of each of some models open, and counts their tokens.
+
+    `hear` is the unit's `on_output`; the next request is sent from there, on the unit's thread.
+    """
+
+    def __init__(self, names: Sequence[str], num_open: int) -> None:
+        self._names = names
+        self._num_open = num_open
+        self._prompts = np.random.default_rng(0).integers(5, 500, (64, PROMPT_TOKENS), np.int32)
+        self._num_sent = self._num_ended = self._num_tokens = self._num_in_time = 0
+        self._until_s = 0.0
+        self._idle = threading.Event()
+        self._unit: Unit | None = None
+
+    def hear(self, deltas: Mapping[str, TokenDelta]) -> None:
+        """New output."""
+        is_open = time.monotonic() < self._until_s
+        for name, delta in deltas.items():
+            self._num_tokens += len(delta.tokens)
+            self._num_in_time += len(delta.tokens) if is_open else 0
+            if delta.finished is None:
+                continue
+            self._num_ended += 1
+            if is_open:
+                self._send(name.split("/")[0])
+        if self._num_ended == self._num_sent:
+            self._idle.set()
+
+    def run(self, unit: Unit, seconds: float) -> Pace:
+        """Output tokens over so many seconds; returns when all requests have ended."""
+        self._unit, self._num_tokens, self._num_in_time = unit, 0, 0
+        before_s = sum(cpu_seconds(os.getpid()).values())
+        self._idle.clear()
+        self._until_s = time.monotonic() + seconds
+        for name in self._names * self._num_open:
+            self._send(name)
+        if not self._idle.wait(_TIMEOUT_S):
+            raise TimeoutError("requests never end")
+        used_s = sum(cpu_seconds(os.getpid()).values()) - before_s
+        return Pace(self._num_in_time / seconds, self._num_tokens / used_s)
+
+    def _send(self, name: str) -> None:
+        assert self._unit is not None
+        number, self._num_sent = self._num_sent, self._num_sent + 1
+        sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=4 * OUTPUT_TOKENS)
+        prompt = self._prompts[number % len(self._prompts)]
+        self._unit.submit(Request(f"{name}/{number}", name, prompt, sampling))
+
+
+def beside_sleepers(
+    paths: Mapping[str, Path], num_pairs: int, seconds: float
+) -> list[tuple[Pace, Pace]]:
+    """Tokens of the first two models alone, and with all others parked beside; in pairs.
+
+    Both units live all the time and run in turn.
+    """
+    names = list(paths)[:2]
+    found: list[tuple[Pace, Pace]] = []
+    with _two(paths, names) as ((alone, first), (beside, second)):
+        first.run(alone, 1.0)
+        second.run(beside, 1.0)
+        for number in range(num_pairs):
+            runs = [(first, alone), (second, beside)]
+            order = runs if number % 2 else runs[::-1]
+            by_loop = {id(loop): loop.run(unit, seconds) for loop, unit in order}
+            found.append((by_loop[id(first)], by_loop[id(second)]))
+            print(f"tokens alone, beside sleepers: {found[-1]}", flush=True)
+    return found
+
+
+@contextmanager
+def _two(
+    paths: Mapping[str, Path], names: Sequence[str]
+) -> Iterator[list[tuple[Unit, ClosedLoop]]]:
+    made = []
+    room = sum((paths[name] / "model.safetensors").stat().st_size for name in names)
+    try:
+        for mine in ({name: paths[name] for name in names}, paths):
+            spec = unit_of(mine, room)
+            auto = tuple(
+                replace(each, residency=Residency.AUTO, rate_per_s=1.0)
+                if each.name in names
+                else each
+                for each in spec.models
+            )
+            spec = replace(spec, models=auto, num_blocks=unit_of(paths, room).num_blocks)
+            loop = ClosedLoop(names, 8)
+            unit = Unit(spec, loop.hear, executor=ResidencyExecutor(spec))
+            made.append((unit, loop))
+            unit.start()
+        yield made
+    finally:
+        for unit, _ in made:
+            unit.close()
 
 
 def rivals(

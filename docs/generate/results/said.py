@@ -505,6 +505,8 @@ _ALL: Mapping[str, tuple[Said, ...]] = {
         Said("engine_in_time_over_swap", "CPU: requests in time over swapping's, where it begins to fail", "more", "goal"),
         Said("engine_p99_cut_over_swap", "CPU: 99th percentile of swapping's first tokens over ours, there", "more"),
         Said("requests_lost", "CPU: requests lost while processes are killed", "less"),
+        Said("throughput_beside_sleepers", "CPU: tokens/s of two models beside eight parked ones over those without", "more", "goal"),
+        Said("tokens_per_cpu_s_beside_sleepers", "CPU: the same by processor time", "more", "goal"),
     ),
     "decision_trace": (
         Said("decision_files_priority", "files that one decision runs through, packing `priority`"),
