@@ -27,20 +27,10 @@ PIN, UNPIN, EXPECT = WeightOrder.PIN, WeightOrder.UNPIN, WeightOrder.EXPECT
 RUNS = 40
 
 
-def settle(rig: TightRig, seconds: float = 30.0) -> None:
-    """For a while, or until nothing happens any more."""
-    end_s = rig.now + seconds
-    while rig.now < end_s:
-        before = (rig.now, len(rig.moves), rig.moving, len(rig.running))
-        rig.step()
-        if before == (rig.now, len(rig.moves), rig.moving, len(rig.running)):
-            return
-
-
 def test_a_parked_model_stays_away_though_there_is_room_until_its_next_request() -> None:
     rig = rig_of(weighed("a", rate_per_s=2.0), weighed("b", rate_per_s=1.0), room=2)
     rig.order("a", PARK)
-    settle(rig)
+    rig.settle()
     assert rig.resident == {"b"}
     assert (stats(rig, "a").weights, stats(rig, "a").order) == ("parked", "park")
     rig.add(request("1", "a"))
@@ -54,11 +44,11 @@ def test_a_held_model_wakes_for_no_request_before_it_is_woken() -> None:
     rig = two(room=2)
     rig.order("a", HOLD)
     rig.add(request("1", "a"), request("2", "b"))
-    settle(rig)
+    rig.settle()
     assert rig.resident == {"b"} and set(rig.ends) == {"2"}
     assert stats(rig, "a").order == "hold"
     rig.order("a", EXPECT)
-    settle(rig)
+    rig.settle()
     assert rig.resident == {"b"}
     rig.order("a", WAKE)
     rig.run()
@@ -86,7 +76,7 @@ def test_a_long_request_is_interrupted_and_goes_on_after_the_hold() -> None:
     rig.add(long)
     rig.step()
     rig.order("a", HOLD)
-    settle(rig)
+    rig.settle()
     assert rig.resident == {"b"} and "1" not in rig.ends  # b, as there is room now
     assert WAKE_S <= rig.moves[0][0] - 100.0 < 1.0
     rig.order("a", WAKE)
@@ -99,7 +89,7 @@ def test_a_model_wakes_without_a_request() -> None:
     rig = two()
     rig.order("b", WAKE)
     assert stats(rig, "b").order == "wake"
-    settle(rig)
+    rig.settle()
     assert rig.resident == {"b"}
     assert stats(rig, "b").order == ""
 
@@ -113,7 +103,7 @@ def test_an_ordered_wake_is_due_as_a_request_would_be() -> None:
     )
     rig.order("b", WAKE)
     rig.add(request("1", "c"))
-    settle(rig)
+    rig.settle()
     assert [m.model for _, m in rig.moves if m.kind is MoveKind.WAKE] == ["c", "b"]
 
 
@@ -124,7 +114,7 @@ def test_a_wake_that_fails_by_order_is_tried_again() -> None:
     rig.end_move()
     rig.launch()
     rig.end_move(fails=True)
-    settle(rig)
+    rig.settle()
     assert rig.resident == {"b"}
 
 
@@ -142,7 +132,7 @@ def test_a_wake_ends_a_park_that_is_under_way() -> None:
 def test_a_pinned_model_wakes_and_is_never_parked_until_it_is_unpinned() -> None:
     rig = rig_of(*(weighed(name) for name in "abcd"), room=2)
     rig.order("d", PIN)
-    settle(rig)
+    rig.settle()
     assert "d" in rig.resident
     for index, name in enumerate("abcabc"):
         rig.add(request(str(index), name))
@@ -152,16 +142,16 @@ def test_a_pinned_model_wakes_and_is_never_parked_until_it_is_unpinned() -> None
         rig.order("d", HOLD)
     rig.order("d", UNPIN)
     rig.order("d", PARK)
-    settle(rig)
+    rig.settle()
     assert "d" not in rig.resident
 
 
 def test_a_pinned_model_that_is_lost_wakes_by_itself() -> None:
     rig = rig_of(*(weighed(name, residency=Residency.ON_DEMAND) for name in "abc"), room=2)
     rig.order("a", PIN)
-    settle(rig)
+    rig.settle()
     rig.lose("a")
-    settle(rig)
+    rig.settle()
     assert "a" in rig.resident
 
 
@@ -196,10 +186,10 @@ def test_orders_are_followed_where_one_model_is_resident_at_a_time() -> None:
     )
     for each in (rig, swap):
         each.order("b", WAKE)
-        settle(each)
+        each.settle()
         assert each.resident == {"b"}
         each.order("b", HOLD)
-        settle(each)
+        each.settle()
         assert each.resident == set()
 
 
@@ -266,7 +256,7 @@ def test_a_model_that_cannot_wake_is_tried_again_after_a_growing_pause() -> None
     failing.order("b", EXPECT)
     assert stats(failing, "b").weights == "cold"
     failing.order("b", WAKE)  # the operator's word ends the pause
-    settle(failing)
+    failing.settle()
     assert failing.resident == {"b"}
 
 
@@ -301,7 +291,7 @@ def random_run(seed: int) -> TightRig:
             random_step(rng, rig, asked)
         else:
             random_step(rng, rig, asked)
-    settle(rig)
+    rig.settle()
     rig.check_empty()
     check_ends(rig, asked)
     return rig

@@ -174,6 +174,15 @@ class TightRig(Rig):
         self.take(self.scheduler.reset(self.now, "the test reset it"))
         self.check()
 
+    def settle(self, seconds: float = 60.0) -> None:
+        """For a while, or until nothing happens any more."""
+        end_s = self.now + seconds
+        while self.now < end_s:
+            before = (self.now, len(self.moves), self.moving, len(self.running))
+            self.step()
+            if before == (self.now, len(self.moves), self.moving, len(self.running)):
+                return
+
     def step(self) -> None:
         """Launch, then what comes first: the end of a job, of a move, or the time of a turn."""
         self.launch()
