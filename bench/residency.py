@@ -1,4 +1,15 @@
-"""Thirty models on few H100s: GPUs needed for 99 % of the requests in time. Simulated.
+"""More models than memory: a CPU unit measured, and thirty models on few H100s simulated.
+
+Measured (`bench/online/parked.py`), on two cores or more without other work:
+
+- seconds of a wake against reading and packing the same linears in one process, and against a copy;
+- requests in time, tiny models of several families with memory for a third of them, Zipf arrivals
+  at rising rates; against the same engine with the policy `swap` and memory for one;
+- requests lost while workers, owners of models and the pool's owner are killed;
+- tokens/s of two models with eight others parked beside them, over those without, in pairs; and
+  the same by processor time, which other work on the machine disturbs less.
+
+Simulated: GPUs needed for 99 % of the requests in time.
 
 Popularity is the arena's mean rates over 125 days, continued to 30 models by their slope, at
 `--load` times these rates; over the run, rates follow a day of a ServeGen model, condensed. Every
@@ -9,14 +20,15 @@ model is on one GPU, a unit per GPU, in the lane "mixed" (one job at a time):
 - static: as many of the most popular models as there is memory for, all resident; requests for
   those without a place are not in time.
 
-No GPU unit can be started so yet: the engine moves weights on CPU units only. In time: at most
-`SLO_SCALE` times what the request takes alone on a GPU. A wake takes `WAKE_S_PER_GIB`, which is
-what was measured elsewhere for copies from host memory, not here; a copy does not slow jobs. Models
-that the arena has no weights of stand for 13B ones.
+No GPU unit can be started so yet: the engine moves weights on CPU units only. In time means here at
+most `SLO_SCALE` times what the request takes alone on a GPU. A wake takes `WAKE_S_PER_GIB`, which
+is what was measured elsewhere for copies from host memory; a copy does not slow jobs. Models that
+the arena has no weights of stand for 13B ones.
 """
 
 import re
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +41,16 @@ sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(ROOT))
 
 from bench.harness import Bench, Claim, make_parser
+from bench.online.parked import (
+    TARGET_S,
+    Pace,
+    Wakes,
+    beside_sleepers,
+    build_families,
+    measure_wakes,
+    rivals,
+    with_kills,
+)
 from bench.planning.given import given_models, given_plan
 from bench.traces.muxserve import (
     CHATLMSYS_OUTPUT_TOKENS,
@@ -65,6 +87,7 @@ WAKE_S_PER_GIB = 0.047
 SLO_SCALE = 8.0
 IN_TIME = 0.99
 SYSTEMS = ("ours", "swap", "static")
+FAILING = 0.9  # where fewer of swap's requests are in time, it has begun to fail
 _GPU = GPUS["H100"]
 _SIGMA = 1.0  # of the log-normal lengths
 _LONGEST, _CONTEXT = 512, 1024
@@ -333,25 +356,98 @@ def claims_of(outcomes: Mapping[str, Sequence[Outcome]], same: Outcome) -> list[
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the engine did."""
+
+    wakes: Wakes
+    rows: list[dict[str, Any]]  # by rate, then by system: see `rivals`
+    killed: dict[str, Any]
+    sleepers: list[tuple[Pace, Pace]]  # without and with them
+
+    def claims(self) -> list[Claim]:
+        """Seconds of a wake; both systems at the lowest rate at which swap has begun to fail, else
+        at the highest one; and what was lost in all runs of ours."""
+        ours, swap = self.rows[::2], self.rows[1::2]
+        failing = (i for i, row in enumerate(swap) if row["in_time"] < FAILING)
+        at = next(failing, len(swap) - 1)
+        lost = sum(row["lost"] for row in (*ours, self.killed))
+        over = ours[at]["in_time"] / max(swap[at]["in_time"], 1e-4)
+        p99 = swap[at]["ttft_p99_s"] / ours[at]["ttft_p99_s"]
+        return [
+            Claim("wake_over_possible", round(self.wakes.over_possible(), 3), "x", 0.7),
+            Claim("wake_over_memcpy", round(self.wakes.over_copy(), 3), "x"),
+            Claim("engine_in_time_over_swap", round(over, 3), "x", 3.0),
+            Claim("engine_p99_cut_over_swap", round(p99, 3), "x"),
+            Claim("requests_lost", lost, "requests", 0),
+            Claim("throughput_beside_sleepers", self._beside_sleepers(0), "x", 0.98),
+            Claim("tokens_per_cpu_s_beside_sleepers", self._beside_sleepers(1), "x", 0.98),
+        ]
+
+    def _beside_sleepers(self, place: int) -> float:
+        """Median ratio of a field of `Pace`."""
+        ratios = [beside[place] / alone[place] for alone, beside in self.sleepers]
+        return round(float(np.median(ratios)), 4)
+
+    def told(self) -> dict[str, Any]:
+        """What the record says of it."""
+        wakes = self.wakes
+        return {
+            "target_s": TARGET_S,
+            "wake_s_per_gib_measured": wakes.per_gib(wakes.wake_s, wakes.total_bytes),
+            "pack_s_per_gib": wakes.per_gib(wakes.pack_s, wakes.linear_bytes),
+            "copy_s_per_gib": wakes.per_gib(wakes.copy_s, wakes.total_bytes),
+            "model_bytes": wakes.total_bytes,
+            "rows": self.rows,
+            "killed": self.killed,
+            "sleepers": [[*map(list, pair)] for pair in self.sleepers],
+        }
+
+
+def measure(*, is_quick: bool, seed: int) -> Measured:
+    """Run the engine's part."""
+    rates, seconds = ((4.0,), 5.0) if is_quick else ((1.0, 2.0, 4.0, 8.0, 16.0), 60.0)
+    with tempfile.TemporaryDirectory(prefix="muxcluster-bench-") as folder:
+        wakes = measure_wakes(Path(folder), 2 if is_quick else 16, 3 if is_quick else 9)
+        paths = build_families(Path(folder), 4 if is_quick else 12)
+        rows = rivals(paths, rates, seconds, seed)
+        sleeping = dict(list(paths.items())[:10])  # two, and eight sleepers
+        sleepers = beside_sleepers(sleeping, 2 if is_quick else 10, 1.0 if is_quick else 5.0)
+        killed = with_kills(paths, rates[len(rates) // 2], seconds, 3 if is_quick else 12, seed)
+    return Measured(wakes, rows, killed, sleepers)
+
+
 def main() -> None:
-    """Simulate, print, publish."""
+    """Measure, simulate, print, publish."""
     parser = make_parser(__doc__)
     parser.add_argument(
         "--seconds", type=float, help="virtual ones (20000 / load; 1500 / load with --quick)"
     )
     parser.add_argument("--load", type=float, default=10.0, help="over the arena's rates (10)")
+    parser.add_argument(
+        "--part", choices=("engine", "simulated", "both"), default="both", help="what to run (both)"
+    )
     parser.add_argument("--most", type=int, default=24, metavar="N", help="GPUs at most (24)")
     bench = Bench(parser)
     options = bench.options
+    measured = None
+    if options.part != "simulated":
+        measured = measure(is_quick=options.quick, seed=options.seed)
+    if options.part == "engine":
+        assert measured is not None
+        bench.publish(measured.claims(), _samples(measured), engine=measured.told())
+        return
     data = bench.data()
     seconds = options.seconds or (1500.0 if options.quick else 20_000.0) / options.load
     demands = demands_of(data, options.load)
     coming = arrivals_of(demands, day_of(data), seconds, options.seed)
     outcomes = {system: needed(system, demands, coming, options.most) for system in SYSTEMS}
     same = run("swap", outcomes["ours"][-1].num_gpus, demands, coming)
+    in_time = {system: [each.in_time for each in found] for system, found in outcomes.items()}
     bench.publish(
-        claims_of(outcomes, same),
-        {system: [each.in_time for each in found] for system, found in outcomes.items()},
+        [*(() if measured is None else measured.claims()), *claims_of(outcomes, same)],
+        {**_samples(measured), **in_time},
+        engine=None if measured is None else measured.told(),
         virtual_s=seconds,
         num_requests=len(coming),
         requests_per_s=round(sum(each.rate for each in demands), 3),
@@ -363,6 +459,14 @@ def main() -> None:
         wake_s_per_gib=WAKE_S_PER_GIB,
         rows=[each.row() for found in outcomes.values() for each in found],
     )
+
+
+def _samples(measured: Measured | None) -> dict[str, list[float]]:
+    if measured is None:
+        return {}
+    wakes = measured.wakes
+    series = {"wake_s": wakes.wake_s, "pack_s": wakes.pack_s, "copy_s": wakes.copy_s}
+    return {name: [round(each, 4) for each in found] for name, found in series.items()}
 
 
 if __name__ == "__main__":

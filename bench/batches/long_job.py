@@ -26,7 +26,7 @@ from muxcluster.config.units import served_models
 from muxcluster.core.batch_part import BatchPart, LinePlace
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request
-from muxcluster.core.served import ServedModel, UnitStats
+from muxcluster.core.served import ModelStats, ServedModel, UnitStats
 from muxcluster.http.batch_lines import LineAnswerer
 from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.calls.model_text import ModelTexts
@@ -81,6 +81,9 @@ class _Unit:
 
     def stats(self, model: str) -> UnitStats | None:
         return None
+
+    def model_stats(self, model: str) -> Mapping[str, ModelStats]:
+        return {}
 
     async def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
         await asyncio.sleep(0)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+from itertools import count
 
 import zmq
 
@@ -13,6 +14,8 @@ from muxcluster.channel.codec import (
     EndPart,
     FeedPart,
     Message,
+    MoveAnswer,
+    MoveWeights,
     Ping,
     Refused,
     Stats,
@@ -25,8 +28,18 @@ from muxcluster.channel.reader import SocketReader
 from muxcluster.channel.unit_stream import UnitStream, UnitStreams
 from muxcluster.core.batch_part import BatchPart, LineOver, PartMessage
 from muxcluster.core.directory import KeyPair, UnitAddress
-from muxcluster.core.errors import EngineFailure, InvalidValue, NotReady, Overloaded, Unavailable
+from muxcluster.core.errors import (
+    EngineFailure,
+    InvalidValue,
+    ModelNotFound,
+    MoveRefused,
+    MuxClusterError,
+    NotReady,
+    Overloaded,
+    Unavailable,
+)
 from muxcluster.core.request import Request
+from muxcluster.core.residency import WeightOrder
 from muxcluster.core.served import UnitStats
 
 logger = logging.getLogger(__name__)
@@ -35,6 +48,7 @@ SEND_HIGH_WATER = 10_000
 RECEIVE_HIGH_WATER = 10_000
 PINGS_PER_SILENCE = 10
 SILENCE_S = 5.0  # a unit reports twice a second
+REPORT_POLL_S = 0.02
 
 
 class UnitClient:
@@ -52,6 +66,8 @@ class UnitClient:
         self._readers: list[SocketReader] = []
         self._pinging: asyncio.Task[None] | None = None
         self._streams = UnitStreams(self._submit, self._abort)
+        self._call_ids = count()
+        self._moves: dict[str, asyncio.Future[MoveAnswer]] = {}
         self._stats: UnitStats | None = None
         self._stats_at_s = -math.inf
         self._silent_pings = 0
@@ -120,6 +136,30 @@ class UnitClient:
         else:
             self._post(EndPart(message))
 
+    async def request_move(self, model: str, order: WeightOrder) -> None:
+        """Give an operator's order to the unit; return with the first report after it took it.
+
+        Raises ModelNotFound or MoveRefused where the unit refuses, NotReady or Overloaded where it
+        cannot be asked or is lost before it answers.
+        """
+        call_id = f"move-{next(self._call_ids)}"
+        if self._socket is None or self._is_lost:
+            raise NotReady("the unit does not answer", code="replica_lost")
+        if not self._post(MoveWeights(call_id, model, order)):
+            raise Overloaded("too many messages wait for the unit")
+        answered = self._moves[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            answer = await answered
+        finally:
+            del self._moves[call_id]
+        if answer.code:
+            raise _refusal(answer)
+        before_s = self._stats_at_s
+        while self._stats_at_s == before_s:
+            if self._is_lost:
+                raise NotReady("the unit does not answer", code="replica_lost")
+            await asyncio.sleep(REPORT_POLL_S)
+
     def stats(self) -> UnitStats | None:
         """Return the unit's latest report, None before the first."""
         return self._stats
@@ -177,6 +217,10 @@ class UnitClient:
             self._stats_at_s = asyncio.get_running_loop().time()
         elif isinstance(message, Refused):
             self._streams.fail(message.request_id, _unavailable(message))
+        elif isinstance(message, MoveAnswer):
+            answered = self._moves.get(message.call_id)
+            if answered is not None and not answered.done():
+                answered.set_result(message)
         else:
             logger.warning("the unit sent %s", type(message).__name__)
 
@@ -199,6 +243,17 @@ class UnitClient:
             logger.warning("%s: %d requests lose their unit", reason, len(self._streams))
         self._is_lost = True
         self._streams.fail_all(NotReady(reason, code="replica_lost"))
+        for answered in self._moves.values():
+            if not answered.done():
+                answered.set_exception(NotReady(reason, code="replica_lost"))
+
+
+def _refusal(answer: MoveAnswer) -> MuxClusterError:
+    if answer.code == ModelNotFound.code:
+        return ModelNotFound(answer.message, "model")
+    if answer.code == MoveRefused.code:
+        return MoveRefused(answer.message)
+    return NotReady(answer.message, code=answer.code)
 
 
 def _unavailable(refused: Refused) -> Unavailable:

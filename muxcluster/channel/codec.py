@@ -13,6 +13,7 @@ from muxcluster.core.batch_part import BatchPart, LineOver, PartOver
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.job import Job, JobResult
 from muxcluster.core.request import Request
+from muxcluster.core.residency import WeightOrder
 from muxcluster.core.served import UnitStats
 from muxcluster.core.unitspec import UnitSpec
 
@@ -96,6 +97,22 @@ class EndPart(msgspec.Struct, frozen=True, tag="end_part"):
     over: PartOver
 
 
+class MoveWeights(msgspec.Struct, frozen=True, tag="move_weights"):
+    """Client to unit: an operator's order for a model's weights."""
+
+    call_id: str
+    model: str
+    order: WeightOrder
+
+
+class MoveAnswer(msgspec.Struct, frozen=True, tag="move_answer"):
+    """Unit to client: an order is being followed, or why not (the fields of core's errors)."""
+
+    call_id: str
+    code: str = ""  # empty: it is followed
+    message: str = ""
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Client to unit: sign of life."""
 
@@ -134,6 +151,8 @@ Message = (
     | FeedPart
     | EndLine
     | EndPart
+    | MoveWeights
+    | MoveAnswer
     | Ping
     | Deltas
     | Refused

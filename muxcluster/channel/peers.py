@@ -10,14 +10,17 @@ from muxcluster.channel.codec import (
     EndPart,
     FeedPart,
     Message,
+    MoveAnswer,
+    MoveWeights,
     Ping,
     Refused,
     Submit,
 )
 from muxcluster.core.batch_part import PartMessage, PartOver
-from muxcluster.core.errors import InvalidValue, RequestError, Unavailable
+from muxcluster.core.errors import InvalidValue, MoveRefused, RequestError, Unavailable
 from muxcluster.core.events import Rejected, TokenDelta, merge
 from muxcluster.core.request import Request
+from muxcluster.core.residency import WeightOrder
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +29,18 @@ def ignore_parts(_: PartMessage) -> None:
     """Feed nothing: the lines of parts run as they come."""
 
 
+def refuse_move(model: str, _: WeightOrder) -> None:
+    """Move nothing. Raises MoveRefused."""
+    raise MoveRefused(f"the weights of {model} cannot be moved")
+
+
 @dataclass(slots=True, eq=False)
 class Peer:
     """One connected client.
 
-    request_ids: its open requests. part_ids: its parts of batches. deltas, refused: still to be
-    sent to it; deltas of one request are merged, so a slow client takes memory for its tokens and
-    no more.
+    request_ids: its open requests. part_ids: its parts of batches. deltas, refused, answers: still
+    to be sent to it; deltas of one request are merged, so a slow client takes memory for its tokens
+    and no more.
     """
 
     identity: bytes
@@ -40,6 +48,7 @@ class Peer:
     part_ids: set[str] = field(default_factory=set)
     deltas: dict[str, TokenDelta] = field(default_factory=dict)
     refused: list[Refused] = field(default_factory=list)
+    answers: list[MoveAnswer] = field(default_factory=list)
     silent_ticks: int = 0
 
     def owe(self, request_id: str, delta: TokenDelta) -> None:
@@ -51,8 +60,8 @@ class Peer:
 class Peers:
     """All clients. An accepted request has one reader until its last delta is routed.
 
-    on_submit, on_abort, on_feed: the unit's. If a client is silent for `max_silent_ticks` ticks its
-    requests are aborted; after twice as many it is forgotten.
+    on_submit, on_abort, on_feed, on_move: the unit's. If a client is silent for `max_silent_ticks`
+    ticks its requests are aborted; after twice as many it is forgotten.
     """
 
     def __init__(
@@ -61,10 +70,12 @@ class Peers:
         on_abort: Callable[[str], None],
         max_silent_ticks: int,
         on_feed: Callable[[PartMessage], None] = ignore_parts,
+        on_move: Callable[[str, WeightOrder], None] = refuse_move,
     ) -> None:
         self._on_submit = on_submit
         self._on_abort = on_abort
         self._on_feed = on_feed
+        self._on_move = on_move
         self._max_silent_ticks = max_silent_ticks
         self._peers: dict[bytes, Peer] = {}
         self._readers: dict[str, Peer] = {}
@@ -83,6 +94,8 @@ class Peers:
                 self._on_abort(message.request_id)
         elif isinstance(message, FeedPart | EndLine | EndPart):
             self._feed(peer, message)
+        elif isinstance(message, MoveWeights):
+            self._move(peer, message)
         elif not isinstance(message, Ping):
             logger.warning("a client sent %s", type(message).__name__)
 
@@ -115,6 +128,14 @@ class Peers:
             self._on_feed(message.over)
         else:
             self._on_feed(message.over)
+
+    def _move(self, peer: Peer, message: MoveWeights) -> None:
+        code = text = ""
+        try:
+            self._on_move(message.model, message.order)
+        except (RequestError, Unavailable) as error:
+            code, text = error.code, error.message
+        peer.answers.append(MoveAnswer(message.call_id, code, text))
 
     def route(self, deltas: Mapping[str, TokenDelta]) -> None:
         """Hand new output of the unit to its readers; that of unknown requests is dropped."""

@@ -14,11 +14,12 @@ import zmq
 
 from muxcluster.channel.codec import Deltas, Stats, decode, encode
 from muxcluster.channel.curve import Door, Doorkeeper, lock, new_keys
-from muxcluster.channel.peers import Peer, Peers, ignore_parts
+from muxcluster.channel.peers import Peer, Peers, ignore_parts, refuse_move
 from muxcluster.core.batch_part import PartMessage
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
+from muxcluster.core.residency import WeightOrder
 from muxcluster.core.served import UnitStats
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ class UnitCalls:
     stats: Callable[[], UnitStats]
     # Gets what clients say of parts of batches; may raise ValueError, which is logged
     feed: Callable[[PartMessage], None] = ignore_parts
+    # Takes an operator's order for a model's weights; may raise RequestError or Unavailable
+    move: Callable[[str, WeightOrder], None] = refuse_move
 
 
 class UnitServer:
@@ -58,7 +61,9 @@ class UnitServer:
         self._endpoint = door.endpoint
         self._keys = None if door.client_key is None else new_keys()
         self._doorkeeper: Doorkeeper | None = None
-        self._peers = Peers(unit.submit, unit.abort, math.ceil(silence_s / stats_s), unit.feed)
+        self._peers = Peers(
+            unit.submit, unit.abort, math.ceil(silence_s / stats_s), unit.feed, unit.move
+        )
         self._stats = unit.stats
         self._stats_s = stats_s
         self._outbox: deque[Mapping[str, TokenDelta]] = deque()
@@ -154,7 +159,7 @@ class UnitServer:
         next_tick = time.monotonic()
         while not self._is_closed:
             wait_s = next_tick - time.monotonic()
-            if any(peer.deltas or peer.refused for peer in self._peers):
+            if any(peer.deltas or peer.refused or peer.answers for peer in self._peers):
                 wait_s = min(wait_s, RETRY_S)
             ready = dict(poller.poll(max(0, math.ceil(wait_s * 1000))))
             if self._wake_read in ready:
@@ -193,6 +198,8 @@ class UnitServer:
     def _deliver(self, router: zmq.Socket[bytes], peer: Peer) -> None:
         while peer.refused and self._send(router, peer, encode(peer.refused[0])):
             del peer.refused[0]
+        while peer.answers and self._send(router, peer, encode(peer.answers[0])):
+            del peer.answers[0]
         if peer.deltas and self._send(router, peer, encode(Deltas(peer.deltas))):
             peer.deltas.clear()
 

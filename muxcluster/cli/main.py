@@ -27,6 +27,9 @@ COMMANDS = {
     "down": "Stop what up started, on every node.",
     "bench": "Measure a running server the way vLLM's bench does.",
     "status": "Show what a running server does.",
+    "park": "Give back the memory of a model's weights on a running server.",
+    "wake": "Bring a parked model's weights back.",
+    "pin": "Keep a model's weights from being parked.",
     "demo": "Serve three small models and send them a burst of requests.",
 }
 
@@ -42,8 +45,9 @@ GROUPS = {
         "results": "Bring the answers of a server's batch.",
     },
 }
-# Where the actions of a command are: `y` is the function `y` of module `y` there.
-_FOLDERS = {"batch": "batch."}
+# Where commands that are not in this folder are, and the actions of a command: `y` is the function
+# `y` of module `y` there.
+FOLDERS = {"batch": "batch.", "park": "weights.", "wake": "weights.", "pin": "weights."}
 
 # Raised by typer for a wrong command line; it has no public name.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
@@ -97,7 +101,8 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
         if name in GROUPS:
             app.add_typer(_group(name, called), name=name, help=summary)
             continue
-        function = _load(name, name) if called[:1] == [name] else _listed
+        is_called = called[:1] == [name]
+        function = _load(FOLDERS.get(name, "") + name, name) if is_called else _listed
         app.command(name, short_help=summary)(function)
     return app
 
@@ -107,7 +112,7 @@ def _group(name: str, called: Sequence[str]) -> typer.Typer:
     group.callback(invoke_without_command=True)(_overview)
     for action, summary in GROUPS[name].items():
         is_called = called[:2] == [name, action]
-        function = _load(_FOLDERS[name] + action, action) if is_called else _listed
+        function = _load(FOLDERS[name] + action, action) if is_called else _listed
         group.command(action, short_help=summary)(function)
     return group
 

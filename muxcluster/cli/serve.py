@@ -29,6 +29,14 @@ def serve(  # noqa: PLR0913 - each parameter is an option of the command line
             envvar="MUXCLUSTER_API_KEY", callback=key_option, help="Key that clients must send."
         ),
     ] = None,
+    admin_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MUXCLUSTER_ADMIN_KEY",
+            callback=key_option,
+            help="Key that may park, wake and pin models.",
+        ),
+    ] = None,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
@@ -70,7 +78,7 @@ def serve(  # noqa: PLR0913 - each parameter is an option of the command line
     from muxcluster.cli.server.serving import Overrides, run_server
 
     named = NamedModels(models, served_model_name or (), max_model_len)
-    overrides = Overrides(host, port, api_key, lenient)
+    overrides = Overrides(host, port, api_key, admin_key, lenient)
     run_server(named if file is None else file, overrides, drain_timeout)
 
 

@@ -29,6 +29,8 @@ COLUMNS = MappingProxyType(
         "rate_per_s": "req/s",
     }
 )
+# what an operator asked of a model's weights, while it holds
+_ORDERS = {"hold": "held", "pin": "pinned", "park": "put away", "wake": "asked for"}
 COMING = ("starting", "loading")  # phases of a unit that is starting
 _PARTS = {"healthy", "nodes", "units", "rates", "missing_units", "unplaced"}  # of a server's state
 
@@ -120,7 +122,7 @@ def _unit_table(unit: Mapping[str, Any]) -> Table:
     # a server of an earlier version says nothing of weights
     is_parking = any(model.get("residency", "always") != "always" for model in unit["models"])
     if is_parking:
-        for title in ("weights", "wakes", "s a wake", "expected wait, s"):
+        for title in ("weights", "MiB, parked", "wakes", "s a wake", "expected wait, s"):
             table.add_column(title, justify="right", no_wrap=True)
     for model in unit["models"]:
         backend = model["backend"] or "loading"
@@ -134,12 +136,21 @@ def _unit_table(unit: Mapping[str, Any]) -> Table:
 def _weights(model: Mapping[str, Any]) -> tuple[str, ...]:
     """Where a model's weights are, how often they were woken, and what waits for them."""
     per_wake_s = model["waking_s"] / model["wakes"] if model["wakes"] else None
+    # a server of an earlier version says nothing of orders
+    order = _ORDERS.get(model.get("order") or "")
+    kinds = ", ".join(filter(None, (model["residency"], order)))
     return (
-        f"{model['weights'] or '–'} ({model['residency']})",
+        f"{model['weights'] or '–'} ({kinds})",
+        _mebibytes(model["resident_bytes"], model.get("parked_bytes", 0)),
         _number(model["wakes"]),
         "–" if per_wake_s is None else f"{per_wake_s:.2f}",
         _number(model["expected_wait_s"]),
     )
+
+
+def _mebibytes(resident: int, parked: int) -> str:
+    """What a model takes while it is resident, and while it is parked."""
+    return f"{resident / 2**20:.4g}, {parked / 2**20:.2g}" if resident else "–"
 
 
 def _health(unit: Mapping[str, Any]) -> str:

@@ -272,6 +272,9 @@ class ServerSection(Section):
     """Bearer token of every route but health."""
     more_keys: list[Key] = []
     """Further keys with equal rights; files and batches belong to the key that made them."""
+    admin_key: Key | None = None
+    """Bearer token that may park, wake and pin models (`/sleep`, `/wake_up`, `/pin`, `/unpin`,
+    `/is_sleeping`), and all that the others may. Without it nobody may."""
     max_body_bytes: Count = 32 * 2**20
     """Largest body of a request."""
     header_timeout_s: Positive = 10.0
@@ -298,6 +301,12 @@ class ServerSection(Section):
     """Unknown request fields are dropped, not answered with 400."""
     ingresses: Literal["every-node", "head"] = "every-node"
     """Nodes of a cluster that listen at `host` and `port`: all, or only the head."""
+
+    @model_validator(mode="after")
+    def _check_admin_key(self) -> "ServerSection":
+        if self.admin_key is not None and self.admin_key in (self.api_key, *self.more_keys):
+            raise ValueError("admin_key is also api_key or in more_keys: all clients would have it")
+        return self
 
 
 class BatchSection(Section):

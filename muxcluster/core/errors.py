@@ -12,11 +12,13 @@ MuxClusterError
 │   ├── ContentTooLarge         content_too_large
 │   ├── StorageQuotaExceeded    storage_quota_exceeded
 │   ├── UnsupportedMediaType    unsupported_media_type
-│   └── ChatTemplateLimit       chat_template_limit
+│   ├── ChatTemplateLimit       chat_template_limit
+│   └── MoveRefused             move_refused
 ├── Unavailable             the request is valid, the server cannot take it now; `retry_after_s`
 │   ├── Overloaded              rate_limit_exceeded
 │   └── NotReady                model_loading, server_shutting_down, replica_lost,
-│                               no_capacity, controller_lost, batches_lost
+│                               no_capacity, controller_lost, batches_lost,
+│                               model_parked, model_held
 ├── ConfigError             a file the user wrote is wrong; names file and key
 ├── LoadError               a model directory cannot be loaded; names the file
 ├── InfeasiblePlan          the models do not fit the cluster; names model and gigabytes
@@ -111,6 +113,12 @@ class ChatTemplateLimit(RequestError):
     """Rendering the messages takes more time or memory than a chat template may take."""
 
     code = "chat_template_limit"
+
+
+class MoveRefused(RequestError):
+    """A model's weights cannot be parked, woken or pinned as asked."""
+
+    code = "move_refused"
 
 
 class Unavailable(MuxClusterError):

@@ -45,3 +45,15 @@ class Move:
     move_id: int
     model: str
     kind: MoveKind
+
+
+class WeightOrder(StrEnum):
+    """What an operator asks of a model's weights; the last order holds."""
+
+    PARK = "park"  # give its memory back; its next request wakes it, nothing else does
+    HOLD = "hold"  # as PARK, and wake it for no request before WAKE or PIN
+    WAKE = "wake"  # bring it to the devices, and end a HOLD; then it is a model like any other
+    PIN = "pin"  # bring it to the devices, and never park it
+    UNPIN = "unpin"  # end a PIN
+    # not an operator's: a request was refused that will come again. As WAKE, but a HOLD goes on
+    EXPECT = "expect"

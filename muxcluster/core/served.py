@@ -68,8 +68,12 @@ class ModelStats:
     num_parks: int = 0
     waking_s: float = 0.0  # of all wakes
     resident_bytes: int = 0  # that it takes of a rank's memory while it is resident; 0: not counted
+    # That the unit keeps for it in host memory while it is parked, cached blocks and the kernel's
+    # page cache not counted; 0: not counted
+    parked_bytes: int = 0
     # Predicted seconds until a request that waits for its weights could run; 0 if resident
     expected_wait_s: float = 0.0
+    order: str = ""  # an operator's `WeightOrder` that holds; empty: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from muxcluster.http.routes.files import file_routes
 from muxcluster.http.routes.generation import generation_routes
 from muxcluster.http.routes.models import model_routes
 from muxcluster.http.routes.status import status_routes
+from muxcluster.http.routes.weights import weight_routes
 from muxcluster.http.server.middleware import Edge, error_response
 from muxcluster.http.service import CompletionService
 from muxcluster.http.settings import ApiSettings
@@ -74,6 +75,7 @@ def create_app(
     app.include_router(generation_routes(service, lenient=settings.lenient))
     app.include_router(model_routes(texts, settings))
     app.include_router(status_routes(backend, texts, metrics))
+    app.include_router(weight_routes(backend, settings))
     if batch_service is not None:
         app.include_router(file_routes(batch_service))
         app.include_router(batch_routes(batch_service))

@@ -1,16 +1,26 @@
 """The path of a call, from HTTP or Python: check, tokenise, generate n choices, detokenise."""
 
 import asyncio
+import logging
+import math
 import secrets
+import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from muxcluster.core.errors import EngineFailure, InvalidValue, Overloaded
+from muxcluster.core.errors import (
+    EngineFailure,
+    InvalidValue,
+    MuxClusterError,
+    NotReady,
+    Overloaded,
+)
 from muxcluster.core.request import ServiceClass
 from muxcluster.core.sampling import Constraint
+from muxcluster.core.residency import WeightOrder
 from muxcluster.http.calls.admission import Admission, Gate
 from muxcluster.http.calls.call import Call, Prompt, RequestHead, Tokenised
 from muxcluster.http.calls.call_stream import CallStream
@@ -37,6 +47,8 @@ from muxcluster.text.validation.sampling import (
 )
 
 MAX_CALL_CHOICES = 2048
+HELD_RETRY_S = 60  # a model that an operator holds back: nobody knows for how long
+logger = logging.getLogger(__name__)
 
 
 class CompletionService:
@@ -50,6 +62,7 @@ class CompletionService:
         self._metrics = metrics
         self._settings = settings
         self._gate = Gate(settings.queues)
+        self._wakes: set[asyncio.Task[None]] = set()
 
     def generate(
         self, fields: Mapping[str, object], *, request_id: str | None = None
@@ -173,6 +186,7 @@ class CompletionService:
                 record.advance(update, None)
                 yield update
                 return
+            self._check_weights(call)
             async with aclosing(self._backend.generate(call.request(index))) as tokens:
                 async for delta in tokens:
                     if delta.rejected is not None:
@@ -189,6 +203,39 @@ class CompletionService:
                             return
                         yield update
             raise EngineFailure("the token stream ended before the request did")
+
+    def _check_weights(self, call: Call) -> None:
+        """Raise NotReady where the call's time is over before its model can be resident.
+
+        Its weights are asked for all the same: when the client comes again they should be there.
+        """
+        name = call.model.served.name
+        found = self._backend.model_stats(name)
+        if not found:
+            return  # nothing is known; the backend says whether it takes requests
+        awake = {unit: each for unit, each in found.items() if each.order != WeightOrder.HOLD}
+        if not awake:
+            message = f"{name} is parked until an operator wakes it"
+            raise NotReady(message, HELD_RETRY_S, "model_held")
+        unit, nearest = min(awake.items(), key=lambda each: each[1].expected_wait_s)
+        wait_s, left_s = nearest.expected_wait_s, call.deadline_s - time.monotonic()
+        if 0.0 < left_s < wait_s:
+            if nearest.order != WeightOrder.WAKE:
+                self._wake(name, unit)
+            message = f"the weights of {name} are expected in {wait_s:.1f} s, after the time limit"
+            raise NotReady(message, math.ceil(wait_s), "model_parked")
+
+    def _wake(self, model: str, unit_id: str) -> None:
+        """Ask a unit for a model's weights, without waiting for them."""
+        task = asyncio.create_task(self._ask_for(model, unit_id))
+        self._wakes.add(task)  # the event loop itself keeps no task alive
+        task.add_done_callback(self._wakes.discard)
+
+    async def _ask_for(self, model: str, unit_id: str) -> None:
+        try:
+            await self._backend.request_move(model, WeightOrder.EXPECT, unit_id)
+        except MuxClusterError as error:
+            logger.info("%s is not woken: %s", model, error)
 
 
 def tokenise(body: GenerationBody, model: ModelText) -> Tokenised:

@@ -49,6 +49,11 @@ class ModelCache:
         return self._ledger.batch_used(self.name)
 
     @property
+    def table_bytes(self) -> int:
+        """Bytes of the model's tables in this process."""
+        return self._kv.table_bytes
+
+    @property
     def num_cached(self) -> int:
         """Cached blocks that no sequence reads."""
         return self._ledger.cached(self.name)

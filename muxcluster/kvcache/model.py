@@ -12,7 +12,7 @@ from muxcluster.core.kvshape import KvShape
 from muxcluster.kvcache.lending.blocks import ColumnsOverLent, LentColumns
 from muxcluster.kvcache.pool import OWNER_BIT
 from muxcluster.kvcache.prefix import PrefixGroups, PrefixIndex
-from muxcluster.kvcache.tables import ColumnStore, Lack, SequenceTable
+from muxcluster.kvcache.tables import ColumnStore, Lack, SequenceTable, array_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,12 @@ class ModelKv:
         self.num_committed = _read_only(self.sequences.num_committed)
         self.num_lent = _read_only(self.lent.counts)
         self.nothing = self._delta(np.empty(0, np.int32), np.empty(0, np.int32))
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of its arrays."""
+        others = array_bytes(self.sequences, self.lent, self.over_lent, self.groups)
+        return self.columns.table_bytes + others
 
     def delta(self, rows: NDArray[np.int32]) -> TableDelta:
         """Return the whole tables of `rows` but lent columns; empty where blocks have no ids."""

@@ -9,6 +9,16 @@ from numpy.typing import NDArray
 from muxcluster.kvcache.pool import IdStack
 
 
+def array_bytes(*owners: object) -> int:
+    """Return the bytes of the arrays that objects have as attributes; views of others not.
+
+    Pages of an array that were never written take no memory, and count here.
+    """
+    values = {id(value): value for owner in owners for value in vars(owner).values()}
+    arrays = [each for each in values.values() if isinstance(each, np.ndarray)]
+    return sum(each.nbytes for each in arrays if each.base is None)
+
+
 class ColumnStore:
     """Columns (one token block over all layers and KV heads) of one model."""
 
@@ -60,6 +70,11 @@ class ColumnStore:
         self.refs[places] = refs
         unread: NDArray[np.bool_] = refs == 0
         return unread
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of its arrays."""
+        return array_bytes(self, self._free)
 
     def check(self) -> None:
         """Raise AssertionError where free columns and owner bits disagree."""

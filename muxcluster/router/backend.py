@@ -1,5 +1,6 @@
 """The `Backend` protocol of the HTTP server, and one over units that never move."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,10 +9,12 @@ from typing import Protocol
 from muxcluster.core.errors import ModelNotFound, NotReady
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
-from muxcluster.core.served import JobRecord, ServedModel, UnitStats
+from muxcluster.core.residency import WeightOrder
+from muxcluster.core.served import JobRecord, ModelStats, ServedModel, UnitStats
 from muxcluster.router.token_source import Stream, TokenSource
 
 MAX_KEPT_JOBS = 100_000  # job records kept where nobody takes them
+REPORT_AGE_S = 0.25  # reports of units in this process are that old at most where only read
 
 
 class Backend(TokenSource, Protocol):
@@ -23,6 +26,20 @@ class Backend(TokenSource, Protocol):
 
     def stats(self) -> Sequence[UnitStats]:
         """Return the latest state of each unit that has reported."""
+        ...
+
+    def model_stats(self, model: str) -> Mapping[str, ModelStats]:
+        """Return what units that take requests of the model last reported of it, by unit id."""
+        ...
+
+    async def request_move(
+        self, model: str, order: WeightOrder, unit_id: str | None = None
+    ) -> None:
+        """Give an operator's order for a model's weights to its units, or to one of them.
+
+        It is followed after this returns, and then `model_stats` is newer than the order. Raises
+        ModelNotFound, MoveRefused, NotReady, Overloaded.
+        """
         ...
 
     def ready(self) -> bool:
@@ -45,6 +62,13 @@ class StatsSource(Protocol):
 class UnitSource(TokenSource, StatsSource, Protocol):
     """One unit: the channel's client or the in-process one."""
 
+    async def request_move(self, model: str, order: WeightOrder) -> None:
+        """Give an operator's order for a model's weights; `stats` is newer than it afterwards.
+
+        Raises ModelNotFound, MoveRefused, NotReady, Overloaded.
+        """
+        ...
+
 
 class RoutedBackend:
     """A backend that sends each model's requests to its unit.
@@ -62,7 +86,7 @@ class RoutedBackend:
         self._models = tuple(models)
         self._client_of = dict(client_of)
         clients = {id(client): client for client in client_of.values()}
-        self._reports = [UnitReports(client) for client in clients.values()]
+        self._reports = {key: UnitReports(client) for key, client in clients.items()}
         self._silence_s = silence_s
         self._draining = False
 
@@ -75,14 +99,35 @@ class RoutedBackend:
         Raises ModelNotFound where no unit serves `request.model`, NotReady while draining."""
         if self._draining:
             raise NotReady("the server is shutting down", code="server_shutting_down")
-        client = self._client_of.get(request.model)
+        return self._client(request.model).generate(request)
+
+    def _client(self, model: str) -> UnitSource:
+        client = self._client_of.get(model)
         if client is None:
-            raise ModelNotFound(f"model {request.model} is not served here", "model")
-        return client.generate(request)
+            raise ModelNotFound(f"model {model} is not served here", "model")
+        return client
+
+    def model_stats(self, model: str) -> Mapping[str, ModelStats]:
+        client = self._client_of.get(model)
+        report = None if client is None else self._reports[id(client)].latest(REPORT_AGE_S)
+        if report is None:
+            return {}
+        found = [each for each in report.models if each.name == model]
+        return {report.unit_id: found[0]} if found else {}
+
+    async def request_move(
+        self, model: str, order: WeightOrder, unit_id: str | None = None
+    ) -> None:
+        client = self._client(model)
+        report = self._reports[id(client)].latest(REPORT_AGE_S)
+        if unit_id is not None and (report is None or report.unit_id != unit_id):
+            raise ModelNotFound(f"no unit {unit_id!r} has {model}", "unit")
+        await client.request_move(model, order)
+        self._reports[id(client)].latest()
 
     def stats(self) -> Sequence[UnitStats]:
         """Return each unit's latest report, with all jobs since the previous call."""
-        taken = (reports.take() for reports in self._reports)
+        taken = (reports.take() for reports in self._reports.values())
         return [report for report in taken if report is not None]
 
     def drain(self) -> None:
@@ -90,11 +135,13 @@ class RoutedBackend:
         self._draining = True
 
     def ready(self) -> bool:
-        return not self._draining and all(reports.age_s() is not None for reports in self._reports)
+        return not self._draining and all(
+            each.age_s() is not None for each in self._reports.values()
+        )
 
     def healthy(self) -> bool:
         """True until a unit that has reported stops reporting."""
-        ages = (reports.age_s() for reports in self._reports)
+        ages = (reports.age_s() for reports in self._reports.values())
         return all(age_s is None or age_s < self._silence_s for age_s in ages)
 
 
@@ -106,8 +153,10 @@ class UnitReports:
         self._latest: UnitStats | None = None
         self._jobs: list[JobRecord] = []
         self._changed_s = 0.0
+        self._polled_s = -math.inf
 
     def _poll(self) -> None:
+        self._polled_s = time.monotonic()
         report = self._unit.stats()
         if report is None or (self._latest is not None and report.now_s == self._latest.now_s):
             return
@@ -123,6 +172,15 @@ class UnitReports:
             return None
         jobs, self._jobs = self._jobs, []
         return replace(self._latest, jobs=tuple(jobs))
+
+    def latest(self, max_age_s: float = 0.0) -> UnitStats | None:
+        """Return the latest report; the unit is asked unless it was within `max_age_s`.
+
+        No job is taken.
+        """
+        if time.monotonic() - self._polled_s > max_age_s:
+            self._poll()
+        return self._latest
 
     def age_s(self) -> float | None:
         """Return the seconds since the report last changed, None before the first."""

@@ -3,14 +3,15 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 
 from muxcluster.core.batch_part import BatchPart, LinePlace
 from muxcluster.core.errors import ModelNotFound, NotReady, Overloaded
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
-from muxcluster.core.served import ServedModel, UnitStats
+from muxcluster.core.residency import WeightOrder
+from muxcluster.core.served import ModelStats, ServedModel, UnitStats
 from muxcluster.router.backend import UnitReports
 from muxcluster.router.parts import BatchParts
 from muxcluster.router.recovery import Progress, is_loss
@@ -110,7 +111,9 @@ class ClusterBackend:
             self._check_place(model, is_under_way=is_under_way)
             ready = [link for link in self._unit_links.of(model) if link.is_open()]
             if ready:
-                return self._best(request, ready)
+                # where an operator holds the model back, it waits until that ends
+                awake = [link for link in ready if not link.holds(model)]
+                return self._best(request, awake or ready)
             try:
                 async with asyncio.timeout_at(deadline):
                     await self._unit_links.change()
@@ -176,6 +179,20 @@ class ClusterBackend:
         self._reports = {link: self._reports.get(link, UnitReports(link)) for link in links}
         taken = (reports.take() for reports in self._reports.values())
         return [report for report in taken if report is not None]
+
+    def model_stats(self, model: str) -> Mapping[str, ModelStats]:
+        links = [link for link in self._unit_links.of(model) if link.is_open()]
+        found = {link.unit_id: link.model_stats(model) for link in links}
+        return {unit_id: each for unit_id, each in found.items() if each is not None}
+
+    async def request_move(
+        self, model: str, order: WeightOrder, unit_id: str | None = None
+    ) -> None:
+        self._check(model)
+        links = [link for link in self._unit_links.of(model) if unit_id in (None, link.unit_id)]
+        if not links and unit_id is not None:
+            raise ModelNotFound(f"no unit {unit_id!r} has {model}", "unit")
+        await asyncio.gather(*(link.request_move(model, order) for link in links))
 
     def ready(self) -> bool:
         """True if new requests are accepted: not draining, and a unit takes them.

@@ -13,7 +13,8 @@ from muxcluster.core.directory import KeyPair, UnitAddress
 from muxcluster.core.errors import NotReady
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
-from muxcluster.core.served import UnitState, UnitStats
+from muxcluster.core.residency import WeightOrder
+from muxcluster.core.served import ModelStats, UnitState, UnitStats
 from muxcluster.router.backend import UnitSource
 from muxcluster.router.routing import PrefixMemory
 from muxcluster.router.token_source import Stream
@@ -98,6 +99,24 @@ class UnitLink:
                 yield deltas
         finally:
             self.num_open -= 1
+
+    async def request_move(self, model: str, order: WeightOrder) -> None:
+        """As `UnitSource.request_move`. Raises NotReady before the unit's first report, too."""
+        client = self._client
+        if client is None or client.stats() is None:
+            raise NotReady(f"{self.unit_id} is loading its models")
+        await client.request_move(model, order)
+
+    def model_stats(self, model: str) -> ModelStats | None:
+        """Return what the unit last reported of a model; None before, and where it has none."""
+        report = self.stats()
+        found = () if report is None else report.models
+        return next((each for each in found if each.name == model), None)
+
+    def holds(self, model: str) -> bool:
+        """True if the unit wakes the model for no request."""
+        found = self.model_stats(model)
+        return found is not None and found.order == WeightOrder.HOLD
 
     def part_id_at_unit(self, part_id: str) -> str | None:
         """Return the id under which the unit feeds a part; None if it does not have it."""

@@ -4,10 +4,11 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
+from muxcluster.core.errors import ModelNotFound, MoveRefused
 from muxcluster.core.events import Event, Finished, FinishReason, Rejected, StepOutput
 from muxcluster.core.job import Job, JobResult, Phase
 from muxcluster.core.request import Request, ServiceClass
-from muxcluster.core.residency import Move
+from muxcluster.core.residency import Move, WeightOrder
 from muxcluster.core.served import ModelStats, UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.scheduling.assembly import (
@@ -153,6 +154,7 @@ class UnitScheduler:
             return events_only([live.finished(ended[0], now, stop_token=ended[1])])
         if self._weights is not None:
             weights = self._weights.of(model.name)
+            weights.try_again(now)
             if weights.cause:
                 return events_only([_without_weights(live, weights.cause, now)])
             weights.expect(live, now)
@@ -196,6 +198,20 @@ class UnitScheduler:
         self._adaptation.settle()
         return moves
 
+    def request_move(self, name: str, order: WeightOrder, now: float) -> None:
+        """Take an operator's order for a model's weights; `next_moves` returns what follows.
+
+        A model that is to leave has its rows drained or preempted as for any park, and what is
+        queued waits. Raises ModelNotFound; MoveRefused where all weights of the unit stay, a model
+        that always stays or is pinned should leave, or a pin leaves too little room for others.
+        """
+        if name not in self._models:
+            raise ModelNotFound(f"no model {name!r} here", "model")
+        if self._weights is None:
+            raise MoveRefused(f"{name} cannot be moved: all weights of its unit stay resident")
+        self._weights.request(name, order, now)
+        self._show_runnable()
+
     def moved(self, move: Move, seconds: float, now: float) -> StepOutput:
         """Note that a move ended after `seconds`; one that a reset forgot is ignored."""
         if self._weights is not None:
@@ -208,8 +224,8 @@ class UnitScheduler:
     ) -> StepOutput:
         """Note that a move failed: the weights are where they were, and it is tried again later.
 
-        is_final: a wake that can never work. All requests of the model, those to come too, end
-        with `error`, code "model_failed", and `cause`.
+        is_final: a wake that cannot work. All requests of the model, for a while those to come too,
+        end with `error`, code "model_failed", and `cause`; then the next one has it tried again.
         """
         events: list[Event] = []
         if self._weights is not None:
@@ -316,12 +332,12 @@ class UnitScheduler:
         return self._output(events_only(events), now)
 
     def next_wakeup(self, now: float) -> float | None:
-        """Return when to take a turn though nothing happened; None without requests."""
-        if not self._live:
-            return None
-        next_s = self._adaptation.next_s()
+        """Return when to take a turn though nothing happened; None if nothing is to be done."""
+        next_s = self._adaptation.next_s() if self._live else None
         if self._weights is None or self._weights.next_s == math.inf:
             return next_s
+        if not (self._live or self._weights.has_work):
+            return None
         return self._weights.next_s if next_s is None else min(next_s, self._weights.next_s)
 
     def repeats(self, first: Job) -> dict[Job, int]:

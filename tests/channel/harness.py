@@ -11,11 +11,12 @@ from muxcluster.channel.client import UnitClient
 from muxcluster.channel.curve import Door, new_keys
 from muxcluster.channel.server import UnitCalls, UnitServer
 from muxcluster.core.directory import KeyPair, UnitAddress
-from muxcluster.core.errors import InvalidValue, Overloaded
+from muxcluster.core.errors import InvalidValue, ModelNotFound, MoveRefused, Overloaded
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request
+from muxcluster.core.residency import WeightOrder
 from muxcluster.core.sampling import SamplingParams
-from muxcluster.core.served import UnitStats
+from muxcluster.core.served import ModelStats, UnitStats
 
 PATIENCE_S = 600.0
 """How long a test waits for what must happen; only a failing test waits that long."""
@@ -42,16 +43,17 @@ class Unit:
     """A unit behind a real server that remembers what it was told and answers when asked to.
 
     Requests whose id starts with "echo" are answered at once, a delta per token; "busy" ones are
-    refused, "bad" ones rejected.
+    refused, "bad" ones rejected. Its model "m" can be moved, "fixed" cannot, others it has none.
     """
 
     def __init__(self, endpoint: str, silence_s: float = LONG_S) -> None:
         self.submitted: list[str] = []
         self.aborted: list[str] = []
         self.num_stats = 0
+        self.orders: list[WeightOrder] = []
         self.server = UnitServer(
             Door(endpoint, None if endpoint.startswith("ipc") else CLIENT_KEYS.public),
-            UnitCalls(self.submit, self.aborted.append, self.stats),
+            UnitCalls(self.submit, self.aborted.append, self.stats, move=self.move),
             silence_s=silence_s,
             stats_s=STATS_S,
         )
@@ -72,9 +74,17 @@ class Unit:
             self.server.send({request.request_id: TokenDelta((token,))})
         self.server.send({request.request_id: finished(request.request_id)})
 
+    def move(self, model: str, order: WeightOrder) -> None:
+        if model == "fixed":
+            raise MoveRefused("it stays")
+        if model != "m":
+            raise ModelNotFound("not here")
+        self.orders.append(order)
+
     def stats(self) -> UnitStats:
         self.num_stats += 1
-        return UnitStats("u", float(self.num_stats), 10, 10)
+        orders = tuple(ModelStats("m", order=order) for order in self.orders[-1:])
+        return UnitStats("u", float(self.num_stats), 10, 10, orders)
 
 
 def run(

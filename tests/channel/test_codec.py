@@ -21,6 +21,8 @@ from muxcluster.channel.codec import (
     Launch,
     LoadFailed,
     Message,
+    MoveAnswer,
+    MoveWeights,
     Ping,
     Ready,
     Refused,
@@ -48,6 +50,7 @@ from muxcluster.core.job import (
 )
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.request import Request, ServiceClass, Slo
+from muxcluster.core.residency import WeightOrder
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.served import JobRecord, ModelStats, UnitStats
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
@@ -173,6 +176,9 @@ MESSAGES = [
     EndLine(LineOver(PLACE)),
     EndPart(PartOver("p")),
     Abort("r"),
+    MoveWeights("c", "m", WeightOrder.HOLD),
+    MoveAnswer("c"),
+    MoveAnswer("c", "move_refused", "it stays"),
     Ping(),
     Deltas({"r": TokenDelta((1, 2), LOGPROBS, LOGPROBS, FINISHED)}),
     Deltas({"r": TokenDelta(rejected=Rejected("r", "context_length_exceeded", "too long"))}),

@@ -8,6 +8,8 @@ from muxcluster.channel.codec import (
     EndLine,
     EndPart,
     FeedPart,
+    MoveAnswer,
+    MoveWeights,
     Ping,
     Ready,
     Refused,
@@ -15,9 +17,10 @@ from muxcluster.channel.codec import (
 )
 from muxcluster.channel.peers import Peer, Peers
 from muxcluster.core.batch_part import BatchPart, LineOver, LinePlace, PartMessage, PartOver
-from muxcluster.core.errors import ContextLengthExceeded, NotReady
+from muxcluster.core.errors import ContextLengthExceeded, MoveRefused, NotReady
 from muxcluster.core.events import Finished, FinishReason, Rejected, TokenDelta
 from muxcluster.core.request import Request
+from muxcluster.core.residency import WeightOrder
 from muxcluster.core.sampling import SamplingParams
 
 
@@ -37,12 +40,18 @@ class Unit:
         self.aborted: list[str] = []
         self.error: Exception | None = None
         self.fed: list[PartMessage] = []
-        self.peers = Peers(self.submit, self.aborted.append, 3, self.feed)
+        self.moved: list[tuple[str, WeightOrder]] = []
+        self.peers = Peers(self.submit, self.aborted.append, 3, self.feed, self.move)
 
     def feed(self, message: PartMessage) -> None:
         if self.error is not None:
             raise self.error
         self.fed.append(message)
+
+    def move(self, model: str, order: WeightOrder) -> None:
+        if self.error is not None:
+            raise self.error
+        self.moved.append((model, order))
 
     def submit(self, request: Request) -> None:
         if self.error is not None:
@@ -181,3 +190,27 @@ def test_parts_of_a_silent_client_end_with_its_requests() -> None:
     for _ in range(3):
         unit.peers.tick()
     assert unit.fed[1:] == [PartOver("p")]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(None, ""), (MoveRefused("it stays"), "move_refused"), (NotReady("no"), "model_loading")],
+)
+def test_an_order_for_weights_is_answered_to_who_gave_it(
+    error: Exception | None, code: str
+) -> None:
+    unit = Unit()
+    unit.error = error
+    unit.peers.hear(b"1", Ping())
+    unit.peers.hear(b"2", MoveWeights("c", "m", WeightOrder.HOLD))
+    message = "" if error is None else error.message  # type: ignore[attr-defined]
+    assert unit.peer(b"2").answers == [MoveAnswer("c", code, message)]
+    assert unit.peer(b"1").answers == []
+    assert unit.moved == ([("m", WeightOrder.HOLD)] if error is None else [])
+
+
+def test_a_unit_that_moves_nothing_says_so() -> None:
+    peers = Peers(lambda _: None, lambda _: None, 3)
+    peers.hear(b"1", MoveWeights("c", "m", WeightOrder.WAKE))
+    (peer,) = peers
+    assert [answer.code for answer in peer.answers] == ["move_refused"]

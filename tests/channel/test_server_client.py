@@ -15,8 +15,16 @@ from muxcluster.channel.codec import Submit, encode
 from muxcluster.channel.curve import Door
 from muxcluster.channel.server import UnitCalls, UnitServer
 from muxcluster.core.directory import KeyPair, UnitAddress
-from muxcluster.core.errors import EngineFailure, InvalidValue, NotReady, Overloaded
+from muxcluster.core.errors import (
+    EngineFailure,
+    InvalidValue,
+    ModelNotFound,
+    MoveRefused,
+    NotReady,
+    Overloaded,
+)
 from muxcluster.core.events import TokenDelta
+from muxcluster.core.residency import WeightOrder
 from muxcluster.core.served import UnitStats
 from tests.channel.harness import (
     CLIENT_KEYS,
@@ -318,3 +326,29 @@ def test_a_killed_client_process_has_its_requests_aborted(unit: Unit) -> None:
         child.kill()
         child.join()
     asyncio.run(until(lambda: unit.aborted == ["a"]))
+
+
+def test_an_order_for_weights_is_in_the_report_when_it_returns(unit: Unit) -> None:
+    async def scenario(client: UnitClient) -> None:
+        await until(lambda: client.stats() is not None)
+        for order in (WeightOrder.HOLD, WeightOrder.WAKE):
+            await client.request_move("m", order)
+            stats = client.stats()
+            assert stats is not None and [each.order for each in stats.models] == [order]
+        for model, error in (("fixed", MoveRefused), ("other", ModelNotFound)):
+            with pytest.raises(error):
+                await client.request_move(model, WeightOrder.PARK)
+
+    run(unit.address, scenario)
+    assert unit.orders == [WeightOrder.HOLD, WeightOrder.WAKE]
+
+
+def test_an_order_to_a_unit_that_is_gone_fails(unit: Unit) -> None:
+    async def scenario(client: UnitClient) -> None:
+        await until(lambda: client.stats() is not None)
+        await asyncio.to_thread(unit.server.close)
+        with pytest.raises(NotReady) as lost:
+            await client.request_move("m", WeightOrder.HOLD)
+        assert lost.value.code == "replica_lost"
+
+    run(unit.address, scenario)

@@ -20,9 +20,12 @@ _WAKES, _RETRIES = (f"muxcluster/scheduling/residency/{name}.py" for name in ("p
 _PLAN, _RESIDENCY = "docs/guides/plan.md", "docs/concepts/residency.md"
 _MEMORY = "muxcluster/placement/memory.py"
 _RETRY_LINE = "_FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0"
+_PAUSE_LINE = "_FIRST_PAUSE_S, _LAST_PAUSE_S = 30.0, 600.0"
 STATED = (
     Stated(_RESIDENCY, "0.1 s", _MEMORY, "_GPU_WAKE_S = 0.1"),
     Stated(_RESIDENCY, "0.5 s", _MEMORY, "_CPU_WAKE_S = 0.5"),
+    Stated(_RESIDENCY, "30 s", _RETRIES, _PAUSE_LINE),
+    Stated(_RESIDENCY, "10 minutes", _RETRIES, _PAUSE_LINE),
     Stated(_PLAN, "20 tokens/s", "muxcluster/cluster/state/rates.py", "LEAST_TOKENS_PER_S = 20.0"),
     Stated(_SCHEDULING, "10 s", _WAKES, "NO_TARGET_S = 10.0"),
     Stated(_SCHEDULING, "0.5 s", _RETRIES, _RETRY_LINE),

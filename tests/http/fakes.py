@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.job import TokenLogprobs
 from muxcluster.core.request import Request
+from muxcluster.core.residency import WeightOrder
 from muxcluster.core.served import JobRecord, ModelStats, ServedModel, UnitStats
 
 SENTENCES = [
@@ -71,7 +72,8 @@ class FakeBackend:
 
     width: tokens per delta. delay_s: pause before each delta. most_deltas: so many of a request
     come, and no more until it is raised. error: raised after `error_after` deltas. requests,
-    aborted, ended: what was asked and how it went.
+    aborted, ended: what was asked and how it went. reports: of models, by unit id. orders: those
+    given, each of which `on_order` follows.
     """
 
     def __init__(self, served: Sequence[ServedModel]) -> None:
@@ -88,6 +90,9 @@ class FakeBackend:
         self.ended: list[str] = []
         self.is_healthy = True
         self.is_ready = True
+        self.reports: dict[str, dict[str, ModelStats]] = {}
+        self.orders: list[tuple[str, WeightOrder, str | None]] = []
+        self.on_order: Callable[[str, WeightOrder], None] = lambda model, order: None
 
     def models(self) -> Sequence[ServedModel]:
         return self.served
@@ -102,6 +107,15 @@ class FakeBackend:
         model = ModelStats("tiny", num_running=2, num_waiting=1, quota_blocks=50, used_blocks=20)
         jobs = (JobRecord(1, "tiny", "prefill", 0, 0.7, 1.0, 1.5, 2, 64),)
         return [UnitStats("unit-0", 3.0, 100, 80, (model,), jobs)]
+
+    def model_stats(self, model: str) -> Mapping[str, ModelStats]:
+        return self.reports.get(model, {})
+
+    async def request_move(
+        self, model: str, order: WeightOrder, unit_id: str | None = None
+    ) -> None:
+        self.orders.append((model, order, unit_id))
+        self.on_order(model, order)
 
     async def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
         self.requests.append(request)

@@ -13,7 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from typer.models import ArgumentInfo, OptionInfo
 
 from docs.generate.markdown import page, table
-from muxcluster.cli.main import COMMANDS, GROUPS
+from muxcluster.cli.main import COMMANDS, FOLDERS, GROUPS
 
 _INTRODUCTION = """\
 # Command line
@@ -21,13 +21,17 @@ _INTRODUCTION = """\
 `muxcluster COMMAND --help` shows the same. Exit codes: 0 done, 1 failed, 2 bad input or a plan that
 does not fit, 130 interrupted. Errors are one line on standard error. Commands that print a table
 print it as JSON with `--json`. `place`, `simulate`, `init`, `batch plan`, and the clients of a
-server (`chat`, `status`, `bench`, the other `batch` commands but `run`) work with the base install;
-the others need the extra `serve`, and say so."""
+server (`chat`, `status`, `bench`, `park`, `wake`, `pin`, the other `batch` commands but `run`) work
+with the base install; the others need the extra `serve`, and say so."""
 
 
 def cli_page() -> str:
     """Return the page."""
-    commands = [(name, f"muxcluster.cli.{name}", name) for name in COMMANDS if name not in GROUPS]
+    commands = [
+        (name, f"muxcluster.cli.{FOLDERS.get(name, '')}{name}", name)
+        for name in COMMANDS
+        if name not in GROUPS
+    ]
     commands += [
         (f"{group} {action}", f"muxcluster.cli.{group}.{action}", action)
         for group, actions in GROUPS.items()

@@ -500,6 +500,13 @@ _ALL: Mapping[str, tuple[Said, ...]] = {
              "Short answers tolerate little more than one wake, and large models have a GPU to themselves."),
         Said("gpus_saved_over_swap", "GPUs that swapping needs over ours", "more", "swap"),
         Said("in_time_over_swap", "requests in time over swapping's, on as many GPUs as ours need", "more", "swap"),
+        Said("wake_over_possible", "CPU: rate of a wake over the rate at which linears are read and packed", "more", "goal"),
+        Said("wake_over_memcpy", "CPU: rate of a wake over that of a copy in memory", "more"),
+        Said("engine_in_time_over_swap", "CPU: requests in time over swapping's, where it begins to fail", "more", "goal"),
+        Said("engine_p99_cut_over_swap", "CPU: 99th percentile of swapping's first tokens over ours, there", "more"),
+        Said("requests_lost", "CPU: requests lost while processes are killed", "less"),
+        Said("throughput_beside_sleepers", "CPU: tokens/s of two models beside eight parked ones over those without", "more", "goal"),
+        Said("tokens_per_cpu_s_beside_sleepers", "CPU: the same by processor time", "more", "goal"),
     ),
     "decision_trace": (
         Said("decision_files_priority", "files that one decision runs through, packing `priority`"),

@@ -14,6 +14,7 @@ from muxcluster.core.batch_part import BatchPart, LineOver, LinePlace, PartOver
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
+from muxcluster.core.residency import WeightOrder
 from muxcluster.core.served import UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.load.weights import check_weight_files
@@ -67,6 +68,10 @@ class _UnitsOfModel:
         planned = None if request.line is None else self._parts.client_of(request.line)
         client = planned or min(self._clients, key=lambda each: each.unit.num_open)
         return client.generate(request)
+
+    async def request_move(self, model: str, order: WeightOrder) -> None:
+        for client in self._clients:
+            await client.request_move(model, order)
 
     def stats(self) -> UnitStats | None:
         return self._clients[0].stats()

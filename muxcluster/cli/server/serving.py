@@ -27,6 +27,7 @@ class Overrides:
     host: str | None
     port: int | None
     api_key: str | None
+    admin_key: str | None
     lenient: bool | None
 
 
@@ -65,6 +66,8 @@ def _overridden(prepared: Prepared, options: Overrides) -> Prepared:
     settings, address = prepared.edge.settings, prepared.address
     if options.api_key is not None:
         settings = replace(settings, api_key=options.api_key)
+    if options.admin_key is not None:
+        settings = replace(settings, admin_key=options.admin_key)
     if options.lenient is not None:
         settings = replace(settings, lenient=options.lenient)
     host = address.host if options.host is None else options.host

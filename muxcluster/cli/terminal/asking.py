@@ -27,14 +27,27 @@ def answer_of(
     *,
     method: str | None = None,
 ) -> http.client.HTTPResponse:
-    """Return the open answer of `url`/v1/`path`. data: of a POST of JSON; None: a GET.
+    """As `answer_at`, of `url`/v1/`path`."""
+    return answer_at(url, f"v1/{path}", data, headers, timeout_s, method=method)
+
+
+def answer_at(
+    url: str,
+    path: str,
+    data: Any,
+    headers: Mapping[str, str],
+    timeout_s: float,
+    *,
+    method: str | None = None,
+) -> http.client.HTTPResponse:
+    """Return the open answer of `url`/`path`. data: of a POST of JSON; None: a GET.
 
     method: another one than these. timeout_s: until the start of the answer, and between its parts.
     Raises ConfigError if the server refuses the request, Unavailable if it does not answer or
     cannot serve now.
     """
     sent = {"Content-Type": "application/json", **headers}
-    request = urllib.request.Request(f"{url}/v1/{path}", data, sent, method=method)
+    request = urllib.request.Request(f"{url}/{path}", data, sent, method=method)
     try:
         answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout_s)
     except urllib.error.HTTPError as error:

@@ -124,9 +124,11 @@ def _model(spec: ModelSpec, stats: ModelStats | None) -> dict[str, Any]:
         "preemptions": now.num_preemptions,
         "residency": spec.residency.value,
         "weights": now.weights if stats else None,
+        "order": now.order or None,
         "wakes": now.num_wakes,
         "parks": now.num_parks,
         "waking_s": round(now.waking_s, 3),
         "resident_bytes": now.resident_bytes,
+        "parked_bytes": now.parked_bytes,
         "expected_wait_s": round(now.expected_wait_s, 3),
     }

@@ -139,6 +139,7 @@ def settings_of(config: Config) -> ApiSettings:
         ),
         request_log=server.request_log and str(Path(server.request_log).absolute()),
         more_keys=tuple(server.more_keys),
+        admin_key=server.admin_key,
         batch=BatchSettings(
             str(config.batch_directory),
             batch.max_file_bytes,

@@ -93,7 +93,7 @@ class UnitReplica:
         self._cleanup.callback(unit.close, timeout_s=CLOSE_S)
         unit.start()
         jobs = JobTap(lambda: as_reported(unit.stats(), unit.last_step_age_s()))
-        calls = UnitCalls(unit.submit, unit.abort, jobs.pushed, unit.feed)
+        calls = UnitCalls(unit.submit, unit.abort, jobs.pushed, unit.feed, unit.request_move)
         server = self._server = UnitServer(self._door(), calls)
         self._cleanup.callback(server.close)
         endpoint = server.start()

@@ -8,6 +8,7 @@ from muxcluster.channel.unit_stream import UnitStream, UnitStreams
 from muxcluster.core.batch_part import PartMessage
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
+from muxcluster.core.residency import WeightOrder
 from muxcluster.core.served import UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Executor
@@ -41,6 +42,10 @@ class LocalUnitClient:
     def feed(self, message: PartMessage) -> None:
         """As `Unit.feed`."""
         self._unit.feed(message)
+
+    async def request_move(self, model: str, order: WeightOrder) -> None:
+        """As `Unit.request_move`."""
+        self._unit.request_move(model, order)
 
     def stats(self) -> UnitStats | None:
         return self._unit.stats()

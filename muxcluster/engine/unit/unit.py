@@ -12,7 +12,7 @@ from muxcluster.core.batch_part import BatchPart, PartMessage
 from muxcluster.core.errors import ConfigError, InvalidValue, NotReady
 from muxcluster.core.events import Finished, FinishReason, Rejected, StepOutput, TokenDelta
 from muxcluster.core.request import Request
-from muxcluster.core.residency import Move, MoveKind
+from muxcluster.core.residency import Move, MoveKind, WeightOrder
 from muxcluster.core.served import SharingStats, UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import (
@@ -172,6 +172,18 @@ class Unit:
         with self._lock:
             if request_id in self._open:
                 self._post(self._checks.abort(request_id) or request_id)
+
+    def request_move(self, model: str, order: WeightOrder) -> None:
+        """Take an operator's order for a model's weights, from any thread.
+
+        It is followed later; `stats` tells when. Raises NotReady as `submit`, and what
+        `UnitScheduler.request_move` raises.
+        """
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
+            self._scheduler.request_move(model, order, self._clock.now())
+            self._executor.wake()
 
     def feed(self, message: PartMessage) -> None:
         """Feed a part of a planned batch, or hear what became of its lines; from any thread.

@@ -56,7 +56,9 @@ OUR_COUNTERS = {
     "request_recoveries": "Times that a request lost its unit and went on in another.",
 }
 # of NotReady: the request was refused; with `replica_lost` it failed
-REJECTED_CODES = frozenset({"model_loading", "no_capacity", "server_shutting_down"})
+REJECTED_CODES = frozenset(
+    {"model_loading", "no_capacity", "server_shutting_down", "model_parked", "model_held"}
+)
 
 
 class Metrics:

@@ -74,13 +74,13 @@ def _head(request: Request) -> RequestHead:
     """Return what a call's headers say. Raises InvalidValue for a wrong one."""
     return RequestHead(
         request_id=request.state.request_id,
-        timeout_s=_timeout_s(request),
+        timeout_s=client_limit_s(request),
         arrived_s=request.state.arrived_s,
         wants_timing=request.headers.get(TIMING_HEADER, "0") not in ("", "0", "false"),
     )
 
 
-def _timeout_s(request: Request) -> float | None:
+def client_limit_s(request: Request) -> float | None:
     """Return the client's own limit. Raises InvalidValue unless positive and finite."""
     given = request.headers.get(TIMEOUT_HEADER)
     if given is None:

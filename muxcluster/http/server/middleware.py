@@ -21,6 +21,7 @@ from muxcluster.http.server.pace import Pace, PacedBody
 from muxcluster.http.settings import ApiSettings
 
 OPEN_ROUTES = frozenset({"/health", "/ping", "/ready"})
+ADMIN_ROUTES = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/pin", "/unpin"})
 UPLOAD = "/v1/files"
 FORM_BYTES = 64 * 2**10  # of an upload's form around the file
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -42,9 +43,11 @@ class Edge:
         self._metrics = metrics
         first = () if settings.api_key is None else (settings.api_key,)
         keys = (*first, *settings.more_keys)
+        admin = settings.admin_key
+        self._admin_digest = None if admin is None else _digest(admin.encode())
         self._pace = Pace(settings.min_body_bytes_per_s, settings.body_window_s)
         self._open_calls = OpenCalls(settings.queues, metrics.refused_unread)
-        self._key_digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+        self._key_digests = tuple(_digest(key.encode()) for key in keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,10 +83,9 @@ class Edge:
         except HeadTooLarge as refused:
             await error_response(head_too_large(refused))(scope, receive, send)
             return
-        if not self._is_allowed(scope["path"], headers):
-            error = status_error(401, "missing or wrong API key")
-            error.headers["WWW-Authenticate"] = "Bearer"
-            await error_response(error)(scope, receive, send)
+        refusal = self._key_refusal(scope["path"], headers)
+        if refusal is not None:
+            await error_response(refusal)(scope, receive, send)
         elif _declared_length(headers) > self._most_bytes(scope):
             error = http_error(self._too_large(self._most_bytes(scope)))
             await error_response(error)(scope, receive, send)
@@ -102,14 +104,24 @@ class Edge:
         with open_call:
             await self._app(scope, self._limited(scope, receive, open_call), send)
 
-    def _is_allowed(self, path: str, headers: Headers) -> bool:
-        if not self._key_digests or path in OPEN_ROUTES:
-            return True
+    def _key_refusal(self, path: str, headers: Headers) -> HttpError | None:
+        is_for_admin = path in ADMIN_ROUTES
+        if path in OPEN_ROUTES or not (self._key_digests or is_for_admin):
+            return None
+        if is_for_admin and self._admin_digest is None:
+            return status_error(403, "nobody may use this route: server.admin_key is not set")
         scheme, given = _credentials(headers)
-        digest = hashlib.sha256(given).digest()
+        digest = _digest(given)
         # all of them: how long it takes tells nothing
         is_known = sum(hmac.compare_digest(digest, each) for each in self._key_digests) > 0
-        return is_known and scheme == "bearer"
+        is_admin = hmac.compare_digest(digest, self._admin_digest or b"")
+        if scheme != "bearer" or not (is_known or is_admin):
+            error = status_error(401, "missing or wrong API key")
+            error.headers["WWW-Authenticate"] = "Bearer"
+            return error
+        if is_for_admin and not is_admin:
+            return status_error(403, "this route needs the admin key (server.admin_key)")
+        return None
 
     def _limited(self, scope: Scope, receive: Receive, open_call: OpenCall) -> Receive:
         """Return `receive` with limits.
@@ -149,6 +161,10 @@ class Edge:
         method = scope["method"] if scope["method"] in METHODS else "OTHER"
         self._metrics.http_requests.labels(handler, method, f"{status // 100}xx").inc()
         self._metrics.http_seconds.labels(handler, method).observe(seconds)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def _check_head(scope: Scope) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from muxcluster.core.residency import Move, MoveKind, Residency, WeightState
+from muxcluster.core.errors import MoveRefused
+from muxcluster.core.residency import Move, MoveKind, Residency, WeightOrder, WeightState
 from muxcluster.core.served import ModelStats
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.scheduling.memory.admission import Memory
@@ -105,9 +106,8 @@ class WeightMoves:
         """
         if now < self.next_s:
             return []
-        is_claimed = any(each.is_claimed for each in self._all)
         may_wake_ahead = self._may_wake_ahead and self._running is None
-        if not (is_claimed or self._has_victims or may_wake_ahead):
+        if not (self.has_work or self._has_victims or may_wake_ahead):
             self.next_s = math.inf
             return []
         moves: list[Move] = []
@@ -141,7 +141,7 @@ class WeightMoves:
             if not each.is_resident:
                 continue
             was_leaving = each.is_leaving
-            if each.name in turn.victims:
+            if each.name in turn.victims or (each.must_leave and now >= each.retry_s):
                 each.drain(now)
                 each.is_leaving |= not each.num_interactive_rows or now >= each.drained_s()
             elif each.drains_since_s < math.inf:
@@ -159,13 +159,16 @@ class WeightMoves:
     def _move_for(
         self, turn: Turn, standings: Sequence[Standing], free: int, now: float
     ) -> Move | None:
+        busy = {job.model for job in self._shares.running}
+        leaving = [each for each in self._all if each.is_leaving and each.name not in busy]
+        for each in leaving:
+            if each.must_leave:
+                return self._begin(MoveKind.PARK, each, now)
         if turn.wake is not None and not turn.victims:
             return self._begin(MoveKind.WAKE, self._of[turn.wake], now)
-        busy = {job.model for job in self._shares.running}
         for name in turn.victims:
-            each = self._of[name]
-            if each.is_leaving and name not in busy:
-                return self._begin(MoveKind.PARK, each, now)
+            if self._of[name] in leaving:
+                return self._begin(MoveKind.PARK, self._of[name], now)
         if turn.wake is not None or any(each.is_claimed for each in self._all):
             return None
         ahead = self.policy.ahead(standings, free)
@@ -183,6 +186,37 @@ class WeightMoves:
         each.begin(kind, now)
         self._changed()
         return move
+
+    @property
+    def has_work(self) -> bool:
+        """True if weights should move, for requests, by an order, or as they must be resident."""
+        return any(each.is_claimed or each.must_leave for each in self._all)
+
+    def request(self, name: str, order: WeightOrder, now: float) -> None:
+        """Follow an operator's order from the next turn on. Raises MoveRefused."""
+        each = self._of[name]
+        if self.policy.refuses_absent:
+            raise MoveRefused(f"weights of {name} are not moved: this unit parks nothing")
+        if order in (WeightOrder.PARK, WeightOrder.HOLD):
+            if each.residency is Residency.ALWAYS:
+                raise MoveRefused(f"{name} always stays resident (models[].residency)")
+            if each.order is WeightOrder.PIN:
+                raise MoveRefused(f"{name} is pinned: unpin it first")
+        if order is WeightOrder.PIN:
+            self._check_pin(each)
+        each.obey(order, now)
+        self._changed()
+
+    def _check_pin(self, pinned: Weights) -> None:
+        """Raise MoveRefused where another model could never wake beside what stays."""
+        stays = [each for each in self._all if each.stays or each is pinned]
+        left = self.room - sum(each.num_bytes for each in stays)
+        others = [each for each in self._all if each not in stays]
+        largest = max(others, key=lambda each: each.num_bytes, default=None)
+        if left < (0 if largest is None else largest.num_bytes):
+            need = "" if largest is None else f", and {largest.name} takes {largest.num_bytes}"
+            message = f"pinning {pinned.name} would leave {left} bytes for other weights{need}"
+            raise MoveRefused(message)
 
     def moved(self, move: Move, seconds: float, now: float) -> None:
         """Note that a move ended well; one that a reset forgot is ignored."""
@@ -211,7 +245,7 @@ class WeightMoves:
         each.fail(move.kind, now)
         is_over = is_final and move.kind is MoveKind.WAKE
         if is_over:
-            each.give_up(cause)
+            each.give_up(cause, now)
         self._changed()
         return is_over
 
@@ -264,7 +298,9 @@ class WeightMoves:
             num_parks=each.num_parks,
             waking_s=each.waking_s,
             resident_bytes=each.num_bytes,
+            parked_bytes=each.parked_bytes,
             expected_wait_s=self._expected_wait_s(each, now),
+            order="" if each.order is None else each.order.value,
         )
 
     def _expected_wait_s(self, each: Weights, now: float) -> float:

@@ -51,6 +51,8 @@ class Standing:
     last_use_s: float = -math.inf  # its last request came, or its last sequence was in a job
     is_leaving: bool = False  # its memory is promised to another model already
     may_try: bool = True  # its last move did not fail a moment ago
+    is_pinned: bool = False  # an operator wants it to stay
+    is_put_away: bool = False  # an operator wants its memory back, and no wake but for a request
 
     @property
     def is_claim(self) -> bool:
@@ -60,7 +62,7 @@ class Standing:
     @property
     def may_leave(self) -> bool:
         """True if it is resident and may be parked at all."""
-        is_bound = self.residency is Residency.ALWAYS or not self.may_try
+        is_bound = self.residency is Residency.ALWAYS or self.is_pinned or not self.may_try
         return self.state is WeightState.RESIDENT and not is_bound
 
     @property
@@ -152,6 +154,7 @@ class ByDeadline:
             and each.may_try
             and each.num_bytes <= free
             and each.rate_per_s > 0
+            and not each.is_put_away
         ]
         return max(fitting, key=lambda each: each.rate_per_s).name if fitting else None
 
@@ -177,7 +180,8 @@ def _order(claim: Standing, now: float) -> tuple[bool, float]:
 def _is_rare(model: Standing, claim: Standing) -> bool:
     """True where `model` could leave for batch work that is in no hurry."""
     absence_s = model.wake_s + (1.0 + STAY_WAKES) * claim.wake_s
-    return model.may_leave and model.is_idle and model.rate_per_s * absence_s < _FEW_ARRIVALS
+    is_rare = model.is_idle and model.rate_per_s * absence_s < _FEW_ARRIVALS
+    return model.may_leave and (is_rare or model.is_put_away)
 
 
 def _may_go(model: Standing, claim: Standing, now: float) -> bool:
@@ -188,7 +192,8 @@ def _may_go(model: Standing, claim: Standing, now: float) -> bool:
     """
     if not model.may_leave:
         return False
-    if model.is_idle or model.is_leaving or now >= model.keeps_until_s:
+    is_free = model.is_idle or model.is_leaving or model.is_put_away
+    if is_free or now >= model.keeps_until_s:
         return True
     return not (model.has_interactive or model.is_owed or claim.is_batch_claim)
 
@@ -196,13 +201,14 @@ def _may_go(model: Standing, claim: Standing, now: float) -> bool:
 def _cheapest(candidates: Sequence[Standing], need: int) -> tuple[str, ...] | None:
     """Return those to park for `need` bytes; None where all are not enough.
 
-    Idle models first, then those with batch work alone, then those to drain, and among these by
-    the cost of absence for each byte (greedy-dual). Then who is not needed after all stays, the
-    most costly first.
+    Those that an operator parks first, then idle models, those with batch work alone and those to
+    drain, and among these by the cost of absence for each byte (greedy-dual). Then who is not
+    needed after all stays, the most costly first.
     """
 
     def rank(each: Standing) -> tuple[int, float, bool, float, str]:
         effort = 0 if each.is_idle else 2 if each.has_interactive_rows else 1
+        effort = -1 if each.is_put_away else effort
         is_auto = each.residency is Residency.AUTO
         density = each.absence_cost / max(1, each.num_bytes)
         return effort, density, is_auto, each.last_use_s, each.name

@@ -3,20 +3,23 @@
 import math
 
 from muxcluster.core.request import ServiceClass
-from muxcluster.core.residency import MoveKind, Residency, WeightState
+from muxcluster.core.residency import MoveKind, Residency, WeightOrder, WeightState
 from muxcluster.scheduling.residency.policy import NO_TARGET_S, Standing, WakePolicy
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.requests import LiveRequest
 
 _GAIN = 0.3  # weight of the last wake in the mean of their seconds
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0  # until a move that failed is tried again, doubled
+# For so long requests end at once after a wake that could not work, doubled each time in a row: by
+# then files may have been repaired, or memory may be free that processes died of.
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 30.0, 600.0
 _LEAST_TARGET_S = 1e-3
 
 
 class Weights:
     """The weights of one model. Its queue is open only while its jobs may start.
 
-    state, is_leaving and drains_since_s are written by `WeightMoves` alone, through the methods.
+    state, order, is_leaving and drains_since_s are written by `WeightMoves` alone, by the methods.
     """
 
     def __init__(self, model: ModelState, policy: WakePolicy, ageing_s: float) -> None:
@@ -25,12 +28,15 @@ class Weights:
         self.model = model
         self.name = spec.name
         self.num_bytes = spec.resident_bytes
+        self.parked_bytes = model.table_bytes  # what the unit keeps of it all the time
         self.residency = spec.residency
         self.wake_s = spec.wake_s  # predicted, then the mean of what wakes took
         self.state = WeightState.PARKED
         self.is_leaving = False  # no job of it starts any more: it will be parked
         self.drains_since_s = math.inf  # when it was chosen to leave; then its queue was closed
-        self.cause = ""  # why its weights can never be resident
+        self.cause = ""  # why its weights cannot be resident, and its requests end
+        # The operator's, while it holds: WAKE until it is resident, PARK until its next wake
+        self.order: WeightOrder | None = None
         self.num_wakes = self.num_parks = 0
         self.waking_s = 0.0  # of all wakes
         self.is_owed = False  # see Standing
@@ -40,7 +46,8 @@ class Weights:
         slo = spec.slo
         self._target_s = NO_TARGET_S if slo is None else max(slo.ttft_s, _LEAST_TARGET_S)
         self._has_measured = False
-        self._num_failures = 0
+        self._num_failures = self._num_given_up = 0
+        self._ordered_s = math.inf  # when the last WAKE or PIN came
         self._since_s = -math.inf  # of its last wake
         self._tokens_before = 0  # its output tokens at its last wake
         self._last_use_s = -math.inf
@@ -67,10 +74,25 @@ class Weights:
 
     @property
     def is_claimed(self) -> bool:
-        """True if requests wait for its parked weights, or it must always be resident."""
-        if self.state is not WeightState.PARKED:
+        """True if requests or an order wait for its parked weights, or it must be resident."""
+        if self.state is not WeightState.PARKED or self.order is WeightOrder.HOLD:
             return False
-        return self.residency is Residency.ALWAYS or len(self.model.waiting) > 0
+        return self.stays or self._is_ordered or len(self.model.waiting) > 0
+
+    @property
+    def is_put_away(self) -> bool:
+        """True if an operator wants its memory back."""
+        return self.order in (WeightOrder.PARK, WeightOrder.HOLD)
+
+    @property
+    def stays(self) -> bool:
+        """True if it is never parked."""
+        return self.residency is Residency.ALWAYS or self.order is WeightOrder.PIN
+
+    @property
+    def must_leave(self) -> bool:
+        """True if it is to be parked though no other model needs its memory."""
+        return self.is_resident and self.is_put_away
 
     @property
     def num_interactive_rows(self) -> int:
@@ -107,6 +129,37 @@ class Weights:
     def use(self, now: float) -> None:
         """Note that a job of it ended."""
         self._last_use_s = now
+        self._num_given_up = 0
+
+    def obey(self, order: WeightOrder, now: float) -> None:
+        """Take an operator's order; `WeightMoves.request` has checked that it can be followed."""
+        if order is WeightOrder.UNPIN:
+            if self.order is WeightOrder.PIN:
+                self.order = None
+            return
+        if order is WeightOrder.EXPECT:
+            self.try_again(now)
+            if self.state is WeightState.COLD or self.order is WeightOrder.HOLD:
+                return
+            order = WeightOrder.WAKE
+        if order in (WeightOrder.WAKE, WeightOrder.PIN):
+            self._recover()
+            if not self._is_ordered:
+                self._ordered_s = now
+        if order is WeightOrder.WAKE and self.order is WeightOrder.PIN:
+            return
+        is_done = order is WeightOrder.WAKE and self.is_resident
+        self.order = None if is_done else order
+
+    def try_again(self, now: float) -> None:
+        """After the pause that `give_up` made, let its requests wait for a wake again."""
+        if now >= self.retry_s:
+            self._recover()
+
+    def _recover(self) -> None:
+        if self.state is WeightState.COLD:
+            self.state, self.cause = WeightState.PARKED, ""
+            self._forget_failures()
 
     # Changes of state
 
@@ -114,6 +167,8 @@ class Weights:
         """Note that a move of that kind starts."""
         if kind is MoveKind.WAKE:
             self.state = WeightState.WAKING
+            if self.order is WeightOrder.PARK:  # its next request has come
+                self.order = None
             due_s = self._due_s[ServiceClass.BATCH]
             self.is_owed = not self.model.waiting.num_interactive and now >= due_s
         else:
@@ -122,6 +177,8 @@ class Weights:
     def arrive(self, now: float, seconds: float | None = None) -> None:
         """Note that the weights are here, after a wake that took `seconds`."""
         self.state, self.cause = WeightState.RESIDENT, ""
+        if self.order is WeightOrder.WAKE:
+            self.order = None
         if self._absent_since_s is not None:
             self._absent_s += now - self._absent_since_s
         self._absent_since_s = None
@@ -180,9 +237,16 @@ class Weights:
             self.arrive(now)
         self.retry_s = now + wait_s
 
-    def give_up(self, cause: str) -> None:
-        """Note that the weights can never be resident, and why."""
+    def give_up(self, cause: str, now: float) -> None:
+        """Note that the weights cannot be resident, and why.
+
+        Requests end at once for a while, longer each time; the first one after that tries again.
+        """
         self.state, self.cause = WeightState.COLD, cause
+        if self.order is WeightOrder.WAKE:
+            self.order = None
+        self.retry_s = now + min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2.0**self._num_given_up)
+        self._num_given_up += 1
 
     def drain(self, now: float) -> None:
         """Close its queue: it was chosen to leave."""
@@ -212,10 +276,6 @@ class Weights:
         """Return what a policy may know."""
         model, waiting = self.model, self.model.waiting
         has_queued, num_rows = waiting.num_interactive > 0, self.num_interactive_rows
-        due_s = math.inf
-        if self.is_claimed:
-            kind = ServiceClass.INTERACTIVE if has_queued else ServiceClass.BATCH
-            due_s = -math.inf if self.residency is Residency.ALWAYS else self._due_s[kind]
         return Standing(
             name=self.name,
             num_bytes=self.num_bytes,
@@ -224,9 +284,9 @@ class Weights:
             wake_s=self.wake_s,
             rate_per_s=model.meter.rate_per_s,
             target_s=self._target_s,
-            due_s=due_s,
-            waits_since_s=self._waits_since_s,
-            is_batch_claim=not has_queued,
+            due_s=self._claim_due_s() if self.is_claimed else math.inf,
+            waits_since_s=self._claim_since_s(),
+            is_batch_claim=not (has_queued or self._is_ordered),
             is_idle=model.num_live == 0,
             has_interactive=has_queued or num_rows > 0,
             has_interactive_rows=num_rows > 0,
@@ -237,7 +297,26 @@ class Weights:
             last_use_s=self._last_use_s,
             is_leaving=self.drains_since_s < math.inf,
             may_try=now >= self.retry_s,
+            is_pinned=self.order is WeightOrder.PIN,
+            is_put_away=self.is_put_away,
         )
+
+    @property
+    def _is_ordered(self) -> bool:
+        return self.order in (WeightOrder.WAKE, WeightOrder.PIN)
+
+    def _claim_due_s(self) -> float:
+        if self.stays:
+            return -math.inf
+        due_s = self._ordered_s + self._target_s if self._is_ordered else math.inf
+        if self.model.waiting.num_interactive:
+            return min(due_s, self._due_s[ServiceClass.INTERACTIVE])
+        if len(self.model.waiting):
+            return min(due_s, self._due_s[ServiceClass.BATCH])
+        return due_s
+
+    def _claim_since_s(self) -> float:
+        return min(self._waits_since_s, self._ordered_s if self._is_ordered else math.inf)
 
     def check(self) -> None:
         """Raise AssertionError where the state contradicts the model's sequences."""

@@ -11,6 +11,7 @@ from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.served import ModelStats
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.kvcache.cache import ModelCache
+from muxcluster.kvcache.tables import array_bytes
 from muxcluster.scheduling.state.arrivals import RecentArrivals
 from muxcluster.scheduling.state.batch_scaling import BatchScaling
 from muxcluster.scheduling.state.requests import LiveRequest, Waiting
@@ -150,6 +151,11 @@ class ModelState:
         if spec.padded is not None:
             limit = spec.padded
             self.scaling = BatchScaling(limit.row_bytes, limit.limit_bytes, spec.max_seqs)
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of its tables in this process, the same however many requests it has."""
+        return self.kv.table_bytes + array_bytes(self.running)
 
     @property
     def num_live(self) -> int:

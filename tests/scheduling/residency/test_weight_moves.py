@@ -260,6 +260,14 @@ def test_a_model_that_was_lost_wakes_again_and_its_requests_go_on() -> None:
     assert rig.kinds("a") == [MoveKind.WAKE]
 
 
+def test_a_lost_model_that_always_stays_wakes_without_a_request() -> None:
+    rig = rig_of(weighed("a", residency=Residency.ALWAYS), weighed("b"), room=2)
+    rig.lose("a")
+    rig.settle()
+    assert rig.kinds("a") == [MoveKind.WAKE]
+    assert rig.scheduler.next_wakeup(rig.now) is None
+
+
 def test_a_reset_forgets_the_move_under_way() -> None:
     rig = two()
     rig.add(request("1", "b"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from muxcluster.core.events import Finished, Rejected, StepOutput
 from muxcluster.core.job import Job
 from muxcluster.core.request import Request, ServiceClass
-from muxcluster.core.residency import Move, MoveKind, Residency
+from muxcluster.core.residency import Move, MoveKind, Residency, WeightOrder
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from tests.scheduling.fake_worker import FakeMemory
 from tests.scheduling.rig import Rig, model_spec, unit_spec
@@ -45,6 +45,7 @@ class TightRig(Rig):
         self.longest_wait_s = dict.fromkeys(NAMES, 0.0)  # until such a model was resident
         self.asked: dict[str, Request] = {}
         self.open: dict[str, set[str]] = {model.name: set() for model in spec.models}
+        self.orders: dict[str, WeightOrder] = {}  # the last one of each model
         self._failing = failing
         self._spec_of = {model.name: model for model in spec.models}
         self._woken_s: dict[str, float] = {}
@@ -61,6 +62,19 @@ class TightRig(Rig):
         for event in () if output is None else output.events:
             if isinstance(event, Finished | Rejected):
                 self.open[self.asked[event.request_id].model].discard(event.request_id)
+
+    def order(self, model: str, order: WeightOrder) -> None:
+        """An operator's order. Raises as the scheduler."""
+        self.scheduler.request_move(model, order, self.now)
+        before = self.orders.get(model)
+        if order is WeightOrder.UNPIN and before is not WeightOrder.PIN:
+            return
+        if order is WeightOrder.EXPECT and before is WeightOrder.HOLD:
+            return
+        if order in (WeightOrder.WAKE, WeightOrder.EXPECT) and before is WeightOrder.PIN:
+            return
+        self.orders[model] = order
+        self.check()
 
     def kinds(self, model: str) -> list[MoveKind]:
         """Its moves, in order."""
@@ -80,10 +94,15 @@ class TightRig(Rig):
         assert all(job.model != move.model for _, job in self.running), "a job still runs"
         assert (move.model in self.resident) is (move.kind is MoveKind.PARK), "no such move"
         spec = self._spec_of[move.model]
+        order = self.orders.get(move.model)
         if move.kind is MoveKind.PARK:
             assert spec.residency is not Residency.ALWAYS, "it must always be resident"
-            self._check_stay(move.model)
+            assert order is not WeightOrder.PIN, f"{move.model} is pinned"
+            if order not in (WeightOrder.PARK, WeightOrder.HOLD):
+                self._check_stay(move.model)
             self.resident.discard(move.model)
+        else:
+            assert order is not WeightOrder.HOLD, f"{move.model} is held"
         whole_s = spec.wake_s if move.kind is MoveKind.WAKE else PARK_S
         seconds = whole_s * self._moves_rng.uniform(1 - SPREAD, 1 + SPREAD)
         self.moving = self.now + seconds, move
@@ -155,6 +174,15 @@ class TightRig(Rig):
         self.take(self.scheduler.reset(self.now, "the test reset it"))
         self.check()
 
+    def settle(self, seconds: float = 60.0) -> None:
+        """For a while, or until nothing happens any more."""
+        end_s = self.now + seconds
+        while self.now < end_s:
+            before = (self.now, len(self.moves), self.moving, len(self.running))
+            self.step()
+            if before == (self.now, len(self.moves), self.moving, len(self.running)):
+                return
+
     def step(self) -> None:
         """Launch, then what comes first: the end of a job, of a move, or the time of a turn."""
         self.launch()
@@ -163,7 +191,9 @@ class TightRig(Rig):
         wakeup_s = self.scheduler.next_wakeup(self.now)
         turn_s = float("inf") if wakeup_s is None else max(wakeup_s, self.now + 0.001)
         first_s = min(job_s, move_s, turn_s)
-        assert first_s < float("inf") or not self.num_open, "requests wait and nothing happens"
+        held = {model for model, order in self.orders.items() if order is WeightOrder.HOLD}
+        is_free = any(names for model, names in self.open.items() if model not in held)
+        assert first_s < float("inf") or not is_free, "requests wait and nothing happens"
         if first_s == float("inf"):
             return
         if first_s == job_s:
