@@ -19,8 +19,8 @@ from muxcluster.core.errors import (
     Overloaded,
 )
 from muxcluster.core.request import ServiceClass
-from muxcluster.core.sampling import Constraint
 from muxcluster.core.residency import WeightOrder
+from muxcluster.core.sampling import Constraint
 from muxcluster.http.calls.admission import Admission, Gate
 from muxcluster.http.calls.call import Call, Prompt, RequestHead, Tokenised
 from muxcluster.http.calls.call_stream import CallStream
