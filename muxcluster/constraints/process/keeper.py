@@ -205,11 +205,13 @@ class Keeper:
             del self._running[check.pipe]
             text = pipe.read().decode(errors="replace")
         _, status = os.waitpid(check.pid, 0)
-        verdict = text[1:] if text else _verdict_of(os.waitstatus_to_exitcode(status))
-        self._verdicts[check.digest] = verdict
-        while len(self._verdicts) > MOST_VERDICTS:
-            self._verdicts.popitem(last=False)
-        self._tell(check.number, verdict)
+        if text:
+            self._verdicts[check.digest] = text[1:]
+            while len(self._verdicts) > MOST_VERDICTS:
+                self._verdicts.popitem(last=False)
+            self._tell(check.number, text[1:])
+        else:  # not remembered: on another day it may be quicker
+            self._tell(check.number, _verdict_of(os.waitstatus_to_exitcode(status)))
         self._start_checks()
 
     def _tell(self, number: int, verdict: str) -> None:
@@ -247,7 +249,8 @@ class Keeper:
 
 def _check(masks: TokenMasks | None, grammar: str, pipe: int) -> None:
     """Compile a grammar and compute its first mask; write to `pipe` what is wrong, after a byte."""
-    resource.setrlimit(resource.RLIMIT_CPU, (CHECK_CPU_S, CHECK_CPU_S))
+    # A second more, or both limits would come at once, and the signal could not tell which.
+    resource.setrlimit(resource.RLIMIT_CPU, (CHECK_CPU_S, CHECK_CPU_S + 1))
     limit_memory(CHECK_BYTES)
     os.nice(CHECK_NICE)
     # The allocator says there that memory is used up.
@@ -271,8 +274,10 @@ def _problem(masks: TokenMasks, grammar: str) -> str:
 
 def _verdict_of(status: int) -> str:
     """Return why a check's process died."""
-    if status in (-signal.SIGXCPU, -signal.SIGKILL):
+    if status == -signal.SIGXCPU:
         return f"it takes more than {CHECK_CPU_S} s to compile"
+    if status == -signal.SIGKILL:
+        return f"it was not compiled within {CHECK_WALL_S:g} s"
     if status == -signal.SIGABRT:
         return f"it takes more than {CHECK_BYTES // 2**20} MiB of memory to compile"
     return f"its compiler failed (status {status})"
