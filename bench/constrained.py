@@ -2,8 +2,9 @@
 
 The model is a Llama with random weights: 8 layers, hidden size 512, a vocabulary of 128,000 made of
 random words and runs of JSON's characters.
-- steps: decode steps of 64 rows, all with a constraint (a list of objects, with texts, numbers and
-  enumerations) or none, in one runner and in turn; the mask process runs beside on the same cores;
+- steps: decode steps of 64 rows, all with a constraint (a list of objects, with a number, an
+  enumeration, short texts and one without end) or none, in one runner and in turn; the mask process
+  runs beside on the same cores;
 - engines: masks of 64 rows by each grammar engine that is installed, on one thread, without model;
 - others: time to first token of short requests to a unit, alone and while another client's schemas
   of 64 KB are checked and compiled, in alternating rounds;
@@ -62,12 +63,12 @@ NUM_ROWS = 64
 PERSON = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 40},
         "age": {"type": "integer", "minimum": 0, "maximum": 150},
         "kind": {"enum": ["person", "company", "other"]},
         "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 3},
+        "name": {"type": "string"},
     },
-    "required": ["name", "age", "kind", "tags"],
+    "required": ["age", "kind", "tags", "name"],
     "additionalProperties": False,
 }
 SCHEMA = {"type": "array", "items": PERSON, "minItems": 1000}  # no row ends within the run
