@@ -21,7 +21,14 @@ _PLAN, _RESIDENCY = "docs/guides/plan.md", "docs/concepts/residency.md"
 _MEMORY = "muxcluster/placement/memory.py"
 _RETRY_LINE = "_FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0"
 _PAUSE_LINE = "_FIRST_PAUSE_S, _LAST_PAUSE_S = 30.0, 600.0"
+_CONSTRAINTS = "docs/concepts/structured-outputs.md"
+_MASKS = "muxcluster/constraints"
 STATED = (
+    Stated(_CONSTRAINTS, "256 KiB", f"{_MASKS}/grammars.py", "MOST_BYTES = 256 * 1024"),
+    Stated(_CONSTRAINTS, "2 s", f"{_MASKS}/process/keeper.py", "CHECK_CPU_S = 2"),
+    Stated(_CONSTRAINTS, "512 MiB", f"{_MASKS}/process/keeper.py", "CHECK_BYTES = 512 * 2**20"),
+    Stated(_CONSTRAINTS, "4 GiB", f"{_MASKS}/process/keeper.py", "SERVER_BYTES = 4 * 2**30"),
+    Stated(_CONSTRAINTS, "4 s", f"{_MASKS}/process/server.py", "MOST_ROW_CPU_S = 4.0"),
     Stated(_RESIDENCY, "0.1 s", _MEMORY, "_GPU_WAKE_S = 0.1"),
     Stated(_RESIDENCY, "0.5 s", _MEMORY, "_CPU_WAKE_S = 0.5"),
     Stated(_RESIDENCY, "30 s", _RETRIES, _PAUSE_LINE),
