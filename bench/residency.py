@@ -11,8 +11,9 @@ Measured (`bench/online/parked.py`), on two cores or more without other work:
 
 Simulated: GPUs needed for 99 % of the requests in time.
 
-Popularity is the arena's mean rates over 125 days, continued to 30 models by their slope, at
-`--load` times these rates; over the run, rates follow a day of a ServeGen model, condensed. Every
+Popularity is the arena's mean rates over 125 days, continued to 30 models by their slope: at these
+rates, and at other loads (`--load`: times these rates; claims of the first load have no suffix).
+Over the run, rates follow a day of a ServeGen model, condensed. Every
 model is on one GPU, a unit per GPU, in the lane "mixed" (one job at a time):
 
 - ours: more models a GPU than fit; weights move as `scheduling/residency` says.
@@ -345,15 +346,53 @@ def needed(
     return [found[num_gpus] for num_gpus in sorted(found) if num_gpus <= enough]
 
 
-def claims_of(outcomes: Mapping[str, Sequence[Outcome]], same: Outcome) -> list[Claim]:
-    """GPUs of static placement over ours; requests in time, ours over those of swap (`same`) on as
-    many GPUs as ours need."""
-    ours, swap, static = (outcomes[system][-1] for system in SYSTEMS)
-    return [
-        Claim("gpus_saved_over_static", static.num_gpus / ours.num_gpus, "x", 2.0),
-        Claim("gpus_saved_over_swap", swap.num_gpus / ours.num_gpus, "x", 1.0),
-        Claim("in_time_over_swap", ours.in_time / max(same.in_time, 1e-4), "x", 1.0),
-    ]
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """The outcomes of all systems at one load."""
+
+    load: float  # times the arena's rates
+    seconds: float  # virtual ones
+    num_requests: int
+    requests_per_s: float
+    outcomes: Mapping[str, Sequence[Outcome]]  # of each system, the fewest GPUs last
+    same: Outcome  # swap's on as many GPUs as ours need
+
+    @classmethod
+    def of(cls, data: Path, load: float, seconds: float, most: int, seed: int) -> "Simulated":
+        """Simulate all systems."""
+        demands = demands_of(data, load)
+        coming = arrivals_of(demands, day_of(data), seconds, seed)
+        outcomes = {system: needed(system, demands, coming, most) for system in SYSTEMS}
+        same = run("swap", outcomes["ours"][-1].num_gpus, demands, coming)
+        rate = round(sum(each.rate for each in demands), 3)
+        return cls(load, seconds, len(coming), rate, outcomes, same)
+
+    def claims(self, suffix: str) -> list[Claim]:
+        """GPUs of the rivals over ours; requests in time, ours over swap's on as many GPUs."""
+        ours, swap, static = (self.outcomes[system][-1] for system in SYSTEMS)
+        in_time = ours.in_time / max(self.same.in_time, 1e-4)
+        return [
+            Claim(f"gpus_saved_over_static{suffix}", static.num_gpus / ours.num_gpus, "x", 2.0),
+            Claim(f"gpus_saved_over_swap{suffix}", swap.num_gpus / ours.num_gpus, "x", 1.0),
+            Claim(f"in_time_over_swap{suffix}", in_time, "x", 1.0),
+        ]
+
+    def told(self) -> dict[str, Any]:
+        """What the record says of it."""
+        return {
+            "load": self.load,
+            "virtual_s": self.seconds,
+            "num_requests": self.num_requests,
+            "requests_per_s": self.requests_per_s,
+            "rows": [each.row() for found in self.outcomes.values() for each in found],
+        }
+
+    def samples(self, suffix: str) -> dict[str, list[float]]:
+        """Shares in time by system."""
+        return {
+            f"{system}{suffix}": [each.in_time for each in found]
+            for system, found in self.outcomes.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +462,9 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, help="virtual ones (20000 / load; 1500 / load with --quick)"
     )
-    parser.add_argument("--load", type=float, default=10.0, help="over the arena's rates (10)")
+    parser.add_argument(
+        "--load", type=float, nargs="+", help="times the arena's rates (1 10; 10 with --quick)"
+    )
     parser.add_argument(
         "--part", choices=("engine", "simulated", "both"), default="both", help="what to run (both)"
     )
@@ -438,26 +479,26 @@ def main() -> None:
         bench.publish(measured.claims(), _samples(measured), engine=measured.told())
         return
     data = bench.data()
-    seconds = options.seconds or (1500.0 if options.quick else 20_000.0) / options.load
-    demands = demands_of(data, options.load)
-    coming = arrivals_of(demands, day_of(data), seconds, options.seed)
-    outcomes = {system: needed(system, demands, coming, options.most) for system in SYSTEMS}
-    same = run("swap", outcomes["ours"][-1].num_gpus, demands, coming)
-    in_time = {system: [each.in_time for each in found] for system, found in outcomes.items()}
+    loads: list[float] = options.load or ([10.0] if options.quick else [1.0, 10.0])
+    claims = [] if measured is None else measured.claims()
+    samples = _samples(measured)
+    found: list[Simulated] = []
+    for load in loads:
+        seconds = options.seconds or (1500.0 if options.quick else 20_000.0) / load
+        found.append(Simulated.of(data, load, seconds, options.most, options.seed))
+        suffix = f"_at_{load:g}x" if len(found) > 1 else ""
+        claims += found[-1].claims(suffix)
+        samples |= found[-1].samples(suffix)
     bench.publish(
-        [*(() if measured is None else measured.claims()), *claims_of(outcomes, same)],
-        {**_samples(measured), **in_time},
+        claims,
+        samples,
         engine=None if measured is None else measured.told(),
-        virtual_s=seconds,
-        num_requests=len(coming),
-        requests_per_s=round(sum(each.rate for each in demands), 3),
-        load=options.load,
-        weights_gib=round(sum(map(weight_bytes, demands)) / GIB, 1),
+        weights_gib=round(sum(map(weight_bytes, demands_of(data, 1.0))) / GIB, 1),
         slo_scale=SLO_SCALE,
         gpu=_GPU.name,
         is_simulated=True,
         wake_s_per_gib=WAKE_S_PER_GIB,
-        rows=[each.row() for found in outcomes.values() for each in found],
+        simulated=[each.told() for each in found],
     )
 
 

@@ -354,6 +354,34 @@ def _engine_fidelity() -> str:
     return table(("case", *(name.replace("_", " ") for name in names)), rows)
 
 
+def _residency() -> str:
+    """Return the GPUs that each system needs at each load."""
+    rows = []
+    for found in needed("residency")["simulated"]:
+        fewest: dict[str, str] = {}
+        for row in found["rows"]:  # of each system, the fewest GPUs that are enough last
+            fewest[row["system"]] = f"{row['num_gpus']} ({percent(row['in_time'])})"
+        told = (f"{found['load']:g}", f"{found['num_requests']:,}", *fewest.values())
+        rows.append((*told, _on_as_many(found["rows"])))
+    systems = ("ours", "swap", "static")
+    head = (
+        *(f"{name}: GPUs (in time)" for name in systems),
+        "in time on fewer GPUs: " + " / ".join(systems),
+    )
+    return table(("load", "requests", *head), rows)
+
+
+def _on_as_many(rows: Rows) -> str:
+    """Return shares in time on the most GPUs below what ours need that all were tried on."""
+    by_gpus: dict[int, list[str]] = {}
+    for row in rows:
+        by_gpus.setdefault(row["num_gpus"], []).append(percent(row["in_time"]))
+    enough = max(row["num_gpus"] for row in rows if row["system"] == "ours")
+    tried = [gpus for gpus, shares in by_gpus.items() if len(shares) == 3 and gpus < enough]
+    most = max(tried)
+    return f"{most}: " + " / ".join(by_gpus[most])
+
+
 def _signed(share: float | None) -> str:
     if share is None:
         return ""
@@ -413,4 +441,5 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "thirty models": _thirty,
     "thirty models at low rates": _thirty_at_low_rates,
     "engine fidelity": _engine_fidelity,
+    "residency": _residency,
 }
