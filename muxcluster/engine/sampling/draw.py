@@ -6,6 +6,10 @@ from torch import Tensor
 # Tokens per partial sum, among which the target is first found: one running sum per span, not per
 # token.
 _SPAN_TOKENS = 256
+# Scores below have no weight on the CPU: beside the best token's weight of 1 theirs, under 2e-35,
+# is lost in every sum. Exponentials near and below the smallest normal number, of -inf too, take
+# the CPU 3 to 40 times as long, and constraints make most scores -inf.
+_LEAST_SCORE = -80.0
 
 
 def draw(scores: Tensor, threshold: Tensor | None, uniform: Tensor) -> Tensor:
@@ -29,8 +33,12 @@ def _weights(scores: Tensor, threshold: Tensor | None) -> Tensor:
     spans = -(-vocab_size // _SPAN_TOKENS)
     padded = scores.new_zeros(rows, spans * _SPAN_TOKENS)
     weights = padded[:, :vocab_size]
-    if threshold is not None:
-        # A comparison written as numbers: many times faster than masked_fill on the CPU.
+    # A comparison written as numbers: many times faster than masked_fill on the CPU.
+    if scores.device.type == "cpu":
+        cut = scores.new_tensor([_LEAST_SCORE]) if threshold is None else threshold
+        torch.ge(scores, cut.clamp(min=_LEAST_SCORE).unsqueeze(1), out=weights)
+        weights.mul_(scores.clamp(min=_LEAST_SCORE).exp_())
+    elif threshold is not None:
         torch.ge(scores, threshold.unsqueeze(1), out=weights)
         weights.mul_(scores.exp())
     else:
