@@ -245,7 +245,7 @@ def test_models_are_measured_side_by_side_too(
 
 
 @pytest.mark.skipif(local_cores() < 2, reason="two shares need two cores")
-@pytest.mark.parametrize("family", ["bloom", "mamba"])
+@pytest.mark.parametrize("family", ["bloom", pytest.param("mamba", marks=pytest.mark.slow)])
 def test_dense_models_are_profiled_alone_and_side_by_side(tmp_path: Path, family: str) -> None:
     """As `serve` runs them: their padded batches take a part of the pool."""
     path = build_model(tmp_path / "model", family)

@@ -37,7 +37,7 @@ NODES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(wanted=DEMANDS, hardware=NODES)
 def test_random_problems(wanted, hardware) -> None:
     demands = tuple(

@@ -127,7 +127,7 @@ def test_rows_that_lent_come_back_where_the_batch_has_memory(lane: str) -> None:
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_padded_models_survive_whatever_happens(packing: str) -> None:
     """Aborts, failures and restarts come in between."""
-    for seed in range(10):
+    for seed in range(4):
         rng = random.Random(seed)
         rig = PaddedRig(rng.uniform(1, 2), seed, lane=rng.choice(LANES), packing=packing)
         run_to_the_end(rng, rig, requests(seed))

@@ -39,7 +39,7 @@ def random_run(
 
 
 @pytest.mark.parametrize("packing", ["hybrid", "additive"])
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("lane", LANES)
 def test_random_runs_end(lane: str, part: int, packing: str) -> None:
     for seed in range(part * RUNS_PER_PART, (part + 1) * RUNS_PER_PART):

@@ -120,7 +120,9 @@ def check_prompt_logprobs(asked: Request, positions: list[int]) -> None:
         assert positions == sorted(set(positions))
 
 
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize(
+    "part", [0, 1, *(pytest.param(part, marks=pytest.mark.slow) for part in (2, 3, 4))]
+)
 @pytest.mark.parametrize("lane", LANES)
 def test_random_runs_end(lane: str, part: int) -> None:
     reasons = set()

@@ -28,7 +28,9 @@ def both(
     return plain, simulate([unit], asked, until_s=until_s, exact=True), jobs
 
 
-@pytest.mark.parametrize("models", [("a",), ("a", "b"), ("a", "b", "c")])
+@pytest.mark.parametrize(
+    "models", [("a",), pytest.param(("a", "b"), marks=pytest.mark.slow), ("a", "b", "c")]
+)
 @pytest.mark.parametrize("num_columns", [4000, 260])
 @pytest.mark.parametrize("lane", LANES)
 def test_every_request_fares_the_same_to_the_last_bit(
