@@ -66,6 +66,7 @@ def test_the_script_compiles_a_kernel_and_says_so():
     assert "silu_mul bf16" in table
 
 
+@pytest.mark.slow
 def test_the_script_fails_on_a_spill_on_nonsense_and_on_what_is_worse_than_it_was(tmp_path):
     for package in ("muxcluster", "bench"):
         ignored = shutil.ignore_patterns("results", "__pycache__")

@@ -16,9 +16,7 @@ from muxcluster.placement.review.assess import assess
 from muxcluster.placement.review.headroom import headroom
 from muxcluster.placement.shapes.known import SHAPES
 
-FAST = settings(
-    deadline=None, max_examples=20, phases=[Phase.explicit, Phase.reuse, Phase.generate]
-)
+FAST = settings(deadline=None, max_examples=8, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 """A plan takes up to a second, so failures are shown as found, not shrunk for minutes."""
 KINDS = ("A100-80GB", "H100", "L40S")
 MODELS = ("llama-2-7b", "llama-2-13b", "qwen2.5-32b", "mistral-7b", "llama-3.2-3b")

@@ -39,7 +39,14 @@ def oracles(tiny: ModelBuilder) -> Mapping[str, GreedyOracle]:
 
 
 @pytest.mark.timeout(scaled(300, 8))  # Hugging Face generates as many times more tokens
-@pytest.mark.parametrize("lane", ["adbs", "temporal", "round-robin", "mixed"])
+@pytest.mark.parametrize(
+    "lane",
+    [
+        "adbs",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("temporal", "round-robin")),
+        "mixed",
+    ],
+)
 def test_six_families_with_preemption_and_prefix_hits(
     tiny: ModelBuilder, oracles: Mapping[str, GreedyOracle], lane: str
 ) -> None:
