@@ -557,6 +557,13 @@ _ALL: Mapping[str, tuple[Said, ...]] = {
         Said("added_ttft_ms_p50_32", "32 streams at once"),
         Said("added_ttft_ms_p50_256", "256 streams at once"),
     ),
+    "constrained": (
+        Said("step_slowdown_64_rows", "a decode step whose rows all have constraints, over one without", "less", "goal",
+             "The two cores that run the forward compute the masks too, and masking writes the logits of all rows once more."),
+        Said("invalid_outputs", "outputs of random schemas that do not follow them", "less", "goal"),
+        Said("others_ttft_p99_ratio", "P99 of others' first tokens while large schemas compile, over alone", "less", "goal",
+             "Checks have the lowest priority, but share the two cores, and the grammar of a sound one is compiled again in the server."),
+    ),
     "prefix_tree": (
         Said("plan_seconds_3000", "plan of a job of 3,000 requests", "less"),
         Said("plan_seconds_400000", "plan of a job of 400,000 requests", "less"),
