@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from muxcluster.constraints.process.supervisor import MaskProcess
 from muxcluster.constraints.rows import MaskModel
-from muxcluster.core.errors import MuxClusterError
 from muxcluster.core.events import Finished, FinishReason, Rejected
 from muxcluster.core.request import Request
 from muxcluster.core.unitspec import UnitSpec
@@ -32,7 +31,8 @@ def mask_process(spec: UnitSpec) -> MaskProcess:
 class ConstraintChecks:
     """Checks grammars on threads of its own; the unit goes on meanwhile.
 
-    `post` gets each request that can run, or what ends it: called on any thread, without locks.
+    `post` gets each request that can run, or what ends it: called on a thread of this, without
+    locks. It asks `end` whether the request is still wanted.
     """
 
     def __init__(
@@ -56,11 +56,14 @@ class ConstraintChecks:
 
     def abort(self, request_id: str) -> Finished | None:
         """Return the end of a request that is being checked; None if it is not."""
+        return Finished(request_id, FinishReason.ABORT) if self.end(request_id) else None
+
+    def end(self, request_id: str) -> bool:
+        """Note that a request is checked; False if it was aborted meanwhile."""
         with self._lock:
-            if request_id not in self._open:
-                return None
+            is_open = request_id in self._open
             self._open.discard(request_id)
-        return Finished(request_id, FinishReason.ABORT)
+            return is_open
 
     def close(self) -> None:
         """Drop what is being checked, and end the process."""
@@ -78,11 +81,8 @@ class ConstraintChecks:
             why = self._process.check(request.model, constraint)
             if why is not None:
                 outcome = Rejected(request_id, "invalid_value", why)
-        except MuxClusterError as error:
-            logger.warning("the grammar of %s cannot be checked: %s", request_id, error)
+        except Exception as error:
+            # whatever it is, the request must end
+            logger.exception("the grammar of %s cannot be checked", request_id)
             outcome = Finished(request_id, FinishReason.ERROR, message=str(error))
-        with self._lock:
-            if request_id not in self._open:
-                return
-            self._open.discard(request_id)
         self._post(outcome)

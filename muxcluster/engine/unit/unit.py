@@ -5,6 +5,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 
 from muxcluster.core.backends import ModelBackend, as_loaded
@@ -78,16 +79,19 @@ class Unit:
         self._spec = spec = replace(spec, mask_address=masks.address)
         self._on_output = on_output
         self._clock = clock or MonotonicClock()
-        self._executor = executor or make_executor(spec)
         self._measured = MeasuredSeed()
-        self._scheduler = UnitScheduler(spec, seed=self._measured)
+        with ExitStack() as undo:
+            undo.callback(masks.close)
+            self._executor = executor or make_executor(spec)
+            self._scheduler = UnitScheduler(spec, seed=self._measured)
+            self._mover = _mover(spec, self._executor)
+            undo.pop_all()
         self._feeder = UnitFeeder(spec, self._scheduler.batch_memory)
         self._batch_deltas = BatchDeltas()
         # a thread that waits for the process: plans take 0.1 s under Python's lock
         self._planner = ThreadPoolExecutor(1, f"planner {spec.unit_id}")
         self._plans = PlanningProcess()
         self._jobs = JobLog()
-        self._mover = _mover(spec, self._executor)
         self._moves: dict[int, Move] = {}
         self._lock = threading.Lock()
         self._checks = ConstraintChecks(masks, self._post_checked)
@@ -260,7 +264,11 @@ class Unit:
     def _post_checked(self, message: Request | Rejected | Finished) -> None:
         """Post a request whose constraint is sound, or the end of one whose constraint is not."""
         with self._lock:
-            if self._refusal is None:
+            was_idle = self._is_idle
+            # together, so that an abort comes before or after both
+            if self._refusal is None and self._checks.end(message.request_id):
+                if was_idle:
+                    self._progress_s = self._clock.now()
                 self._post(message)
 
     def _run(self) -> None:

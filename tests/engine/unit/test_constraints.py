@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
+from muxcluster.constraints.process.supervisor import MaskProcess
+from muxcluster.core.errors import ConfigError
 from muxcluster.core.events import FinishReason
 from muxcluster.core.request import ServiceClass
 from muxcluster.core.sampling import Constraint, SamplingParams
@@ -20,6 +23,7 @@ from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.steps.device.captures import CallAgain
 from muxcluster.engine.steps.runner import UnitRunner
 from muxcluster.engine.unit.constraint_checks import mask_process
+from muxcluster.engine.unit.unit import Unit
 from muxcluster.text.tokenizer import Tokenizer
 from tests.engine.fakes import Sink
 from tests.engine.live_units import children, workers_of
@@ -266,3 +270,33 @@ def test_a_request_goes_on_in_another_unit(
         sink.wait_for_ends(len(asked))
         for i, name in enumerate(asked):
             assert expected[name][: 1 + i] + sink.tokens[name] == expected[name]
+
+
+def test_a_check_that_fails_ends_its_request(
+    tiny: ModelBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it raises: what was accepted ends."""
+
+    def fails(*_: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(MaskProcess, "check", fails)
+    spec = spec_of([tiny("llama")], lane="mixed", partition="none")
+    name = spec.models[0].name
+    with running(spec) as (unit, sink):
+        unit.submit(request_of(f"{name}/1", [1, 2], SAMPLED))
+        sink.wait_for_ends(1)
+        end = sink.ends[f"{name}/1"].finished
+        assert end is not None and end.reason is FinishReason.ERROR
+        assert "no more processes" in end.message
+        assert unit.num_open == 0
+
+
+def test_a_unit_that_cannot_be_made_leaves_no_folder(
+    tiny: ModelBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    spec = replace(spec_of([tiny("llama")], lane="mixed"), partition="mps")
+    with pytest.raises(ConfigError):
+        Unit(spec, lambda deltas: None)
+    assert list(tmp_path.iterdir()) == []
