@@ -7,8 +7,8 @@ lengths, a quarter of them batch class. The unit that is simulated is the very s
 runs. No constant is fitted to any case: what the simulator knows of this machine is the profile.
 
 A host's other guests make a machine slower or faster by tens of percent within minutes, as no
-simulator can know. So a case is served in stretches of some seconds, and fixed work is timed beside
-the profile and between the stretches. Requests are sent, and all times are taken, in units of that
+simulator can know. So a case is served in stretches of some seconds, and fixed work, forwards of a
+model in a process of its own, is timed beside the profile and between the stretches. Requests are sent, and all times are taken, in units of that
 work: on a machine that is a tenth slower now, a tenth later. A stretch beside which others took
 more than a few hundredths of the processors, or over which the fixed work's time changed by more
 than a tenth, is served again, a few times at most, and if need be left out on both sides; the
@@ -20,6 +20,7 @@ Claims, medians over the cases of the relative error of the simulated figure:
 - ttft_p50_median_abs_error, ttft_p95_median_abs_error: of all requests of a case.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -53,7 +54,7 @@ from bench.fidelity.setups import (
     write_config,
     write_models,
 )
-from bench.fidelity.speed import MachineSpeed
+from bench.fidelity.speed import MachineSpeed, SpeedProbe
 from bench.harness import ROOT, Bench, make_parser
 from muxcluster.config.load import load_config
 from muxcluster.config.planner_input import nodes_of
@@ -95,7 +96,22 @@ class Profiled:
     """Measurements of this machine."""
 
     files: Sequence[Path]
-    speed: MachineSpeed  # when they had been made
+    speed: MachineSpeed  # before and after they were made, the mean
+    probe: SpeedProbe  # tells the speed at any later time
+
+
+def profiled_at_one_speed(
+    probe: SpeedProbe, folder: Path, config: Path, grids: Sequence[tuple[str, str]], repeats: int
+) -> Profiled:
+    """Profile until the machine kept its speed meanwhile, or often enough."""
+    for _ in range(_MOST_TRIES):
+        before = probe.now()
+        files = profile(folder, config, grids, repeats)
+        after = probe.now()
+        print(f"profile: {before} before, {after} after", flush=True)
+        if after.drift_from(before) <= _MOST_DRIFT:
+            break
+    return Profiled(files, before.mean(after), probe)
 
 
 def profile(
@@ -159,7 +175,10 @@ class Try:
 
 
 def tries_of(
-    session: Session, asked: Sequence[Arrival], before: MachineSpeed, profiled: MachineSpeed
+    session: Session,
+    asked: Sequence[Arrival],
+    before: MachineSpeed,
+    profiled: Profiled,
 ) -> tuple[list[Try], MachineSpeed]:
     """Serve a stretch until a try was not disturbed, or often enough.
 
@@ -167,9 +186,9 @@ def tries_of(
     """
     tries: list[Try] = []
     while len(tries) < _MOST_TRIES:
-        served = session.serve(asked, before.slowness(profiled))
-        after = MachineSpeed.now(is_quick=True)
-        slowness = (before.slowness(profiled) + after.slowness(profiled)) / 2
+        served = session.serve(asked, before.slowness(profiled.speed))
+        after = profiled.probe.now(is_quick=True)
+        slowness = (before.slowness(profiled.speed) + after.slowness(profiled.speed)) / 2
         tries.append(Try(served.at(slowness), slowness, after.drift_from(before)))
         before = after
         if tries[-1].is_quiet:
@@ -177,12 +196,13 @@ def tries_of(
     return tries, before
 
 
-def served(spec: UnitSpec, case: Case, seed: int, profiled: MachineSpeed) -> list[list[Try]]:
+def served(spec: UnitSpec, case: Case, seed: int, profiled: Profiled) -> list[list[Try]]:
     """Serve a case, and return the tries of each stretch."""
     found = []
     with Session(spec, seed) as session:
         session.serve(case.warm_up)
-        speed = MachineSpeed.now(is_quick=True)
+        session.settle()
+        speed = profiled.probe.now(is_quick=True)
         for stretch in case.stretches:
             tries, speed = tries_of(session, stretch, speed, profiled)
             found.append(tries)
@@ -208,7 +228,7 @@ def cases(
         begun_s = time.monotonic()
         expected = simulated(unit, case)
         simulated_s = time.monotonic() - begun_s
-        stretches = served(spec, case, seed, profiled.speed)
+        stretches = served(spec, case, seed, profiled)
         quiet = [place for place, tries in enumerate(stretches) if tries[-1].is_quiet]
         counted = quiet or range(len(stretches))
         lasts = [stretches[place][-1].served for place in counted]
@@ -256,16 +276,23 @@ def main() -> None:
     count = options.requests or (200 if quick else 1500)
     rows: list[dict[str, Any]] = []
     samples: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory(prefix="bench-fidelity-") as name:
+    threads = os.cpu_count() or 1
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-fidelity-") as name,
+        SpeedProbe(threads) as probe,
+    ):
         folder = Path(name)
         write_models(folder)
         names = tuple(dict.fromkeys(model for setup in setups for model in setup.models))
         config = write_config(folder, Setup(names, "mixed", "priority"), _RATE_PER_S, ())
         grids, repeats = (QUICK_GRIDS, 3) if quick else (GRIDS, 5)
-        profiles = options.profiles or profile(folder, config, grids, repeats)
-        profiled = Profiled([path.resolve() for path in profiles], MachineSpeed.now())
+        if options.profiles:
+            files = [path.resolve() for path in options.profiles]
+            profiled = Profiled(files, probe.now(), probe)
+        else:
+            profiled = profiled_at_one_speed(probe, folder, config, grids, repeats)
         for setup in setups:
-            for row, *sides in cases(folder, setup, profiled, loads, count, options.seed):
+            for row, *sides in cases(folder, setup, profiled, probe, loads, count, options.seed):
                 rows.append(row)
                 samples |= samples_of(row["case"], *sides)
                 print(row["case"], row["errors"], flush=True)

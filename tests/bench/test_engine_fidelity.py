@@ -10,8 +10,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from bench import engine_fidelity
-from bench.engine_fidelity import SETUPS, capacity_per_s, simulated, tries_of, units_of
+from bench.engine_fidelity import SETUPS, Profiled, capacity_per_s, simulated, tries_of, units_of
 from bench.fidelity.others import ProcessorTime
 from bench.fidelity.rows import (
     Part,
@@ -34,7 +33,7 @@ from bench.fidelity.setups import (
     write_config,
     write_models,
 )
-from bench.fidelity.speed import MachineSpeed
+from bench.fidelity.speed import MachineSpeed, SpeedProbe
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.served import JobRecord, UnitStats
@@ -239,12 +238,23 @@ def test_drift_is_that_of_whichever_work_changed_more() -> None:
     fast, slow = MachineSpeed(0.010, 0.100), MachineSpeed(0.011, 0.150)
     assert slow.drift_from(fast) == fast.drift_from(slow) == pytest.approx(0.5)
     assert fast.drift_from(fast) == 0
-    measured = MachineSpeed.now()
-    assert measured.streamed_s > 0
-    assert measured.products_s > 0
+    assert slow.mean(fast) == MachineSpeed(pytest.approx(0.0105), pytest.approx(0.125))
 
 
-def test_a_disturbed_stretch_is_served_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_work_is_timed_by_a_process_that_ends_with_its_parents_use() -> None:
+    with SpeedProbe(1) as probe:
+        measured = probe.now(is_quick=True)
+        assert 0 < measured.decode_s < measured.prefill_s
+        probe._process.kill()
+        probe._process.wait()
+        with pytest.raises(RuntimeError, match="has died"):
+            probe.now()
+    with SpeedProbe(1) as other:
+        pass
+    assert other._process.returncode == 0
+
+
+def test_a_disturbed_stretch_is_served_again() -> None:
     usual = MachineSpeed(0.01, 0.1)
     slow = MachineSpeed(0.02, 0.2)
     others = iter([0.2, 0.01, 0.01, 0.01, 0.1, 0.1, 0.1])
@@ -257,15 +267,14 @@ def test_a_disturbed_stretch_is_served_again(monkeypatch: pytest.MonkeyPatch) ->
             found = records((0.0, 2.0, 4.0))
             return Served(found, [job("mixed", 3, 0.02)], 0.0, others=next(others))
 
-    class Clock:
-        @staticmethod
-        def now(*, is_quick: bool) -> MachineSpeed:
+    class FakeProbe:
+        def now(self, *, is_quick: bool) -> MachineSpeed:
             return next(speeds)
 
-    monkeypatch.setattr(engine_fidelity, "MachineSpeed", Clock)
     session = cast(Session, FakeSession())
+    profiled = Profiled((), usual, cast(SpeedProbe, FakeProbe()))
     # others took too much at first
-    tries, speed = tries_of(session, (), slow, usual)
+    tries, speed = tries_of(session, (), slow, profiled)
     assert [each.is_quiet for each in tries] == [False, True]
     assert speed is slow
     # on a machine half as fast, everything is sent and answered in half of the time
@@ -274,8 +283,8 @@ def test_a_disturbed_stretch_is_served_again(monkeypatch: pytest.MonkeyPatch) ->
     assert found.records.rows["first_token_s"].tolist() == [1.0]
     assert found.jobs[0].end_s - found.jobs[0].start_s == pytest.approx(0.01)
     # the machine has become faster meanwhile
-    tries, speed = tries_of(session, (), slow, usual)
+    tries, speed = tries_of(session, (), slow, profiled)
     assert [(each.is_quiet, each.drift) for each in tries] == [(False, 1.0), (True, 0.0)]
     # never quiet
-    tries, _ = tries_of(session, (), usual, usual)
+    tries, _ = tries_of(session, (), usual, profiled)
     assert [each.is_quiet for each in tries] == [False] * 3

@@ -29,7 +29,7 @@ from muxcluster.workload.processes import Poisson
 SYSTEMS = ("muxserve", "spatial", "spatial-mixed", "temporal", "mixed")
 RIVALS = SYSTEMS[1:]
 ALPHAS = (0.7, 1.3, 2.1)
-SCALES = (0.5, 0.75, 1.0, 1.25)
+SCALES = (0.5, 0.75, 1.0, 1.25, 2.0)  # The last saturates all but the most skewed rates.
 SLO_SCALE = 8.0
 POLICY = UnitPolicy(SchedulerSpec(max_decode_rows=1024, may_unshare=True))
 _SIGMA_AS_MEDIAN = 0.6  # Median of a log-normal length over its mean: a sigma of 1.0

@@ -32,6 +32,7 @@ _MUXSERVE = (
     Said(
         "throughput_over_spatial_max", "requests/s over one mesh a model, at most", "more", "paper"
     ),
+    Said("throughput_over_spatial_third", "the same, at the third best point", "more"),
     Said("throughput_over_temporal_max", "requests/s over time sharing, at most", "more", "paper"),
     Said(
         "requests_at_99_over_spatial_max",
