@@ -8,12 +8,12 @@ runs. No constant is fitted to any case: what the simulator knows of this machin
 
 A host's other guests make a machine slower or faster by tens of percent within minutes, as no
 simulator can know. So a case is served in stretches of some seconds, and fixed work, forwards of a
-model in a process of its own, is timed beside the profile and between the stretches. Requests are sent, and all times are taken, in units of that
-work: on a machine that is a tenth slower now, a tenth later. A stretch beside which others took
-more than a few hundredths of the processors, or over which the fixed work's time changed by more
-than a tenth, is served again, a few times at most, and if need be left out on both sides; the
-record has all tries of all stretches. Other work on the machine disturbs one side only: run it
-alone.
+model in a process of its own, is timed beside the profile and between the stretches. Requests are
+sent, and all times are taken, in units of that work: on a machine that is a tenth slower now, a
+tenth later. A stretch beside which others took more than a few hundredths of the processors, or
+over which the fixed work's time changed by more than a tenth, is served again, a few times at most,
+and if need be left out on both sides; the record has all tries of all stretches. Other work on the
+machine disturbs one side only: run it alone.
 
 Claims, medians over the cases of the relative error of the simulated figure:
 - throughput_median_abs_error: requests/s from the first arrival to the last token of a stretch;
