@@ -292,7 +292,7 @@ def main() -> None:
         else:
             profiled = profiled_at_one_speed(probe, folder, config, grids, repeats)
         for setup in setups:
-            for row, *sides in cases(folder, setup, profiled, probe, loads, count, options.seed):
+            for row, *sides in cases(folder, setup, profiled, loads, count, options.seed):
                 rows.append(row)
                 samples |= samples_of(row["case"], *sides)
                 print(row["case"], row["errors"], flush=True)
