@@ -261,30 +261,33 @@ class Matching:
 
     def masks(self, rows: Sequence[MaskRow], witness: Witness | None = None) -> Masks:
         """Return the masks of `rows`; `witness` sees each."""
-        num_words = max(
-            (self._masks[row.model].num_words for row in rows if row.model in self._masks),
-            default=0,
-        )
-        bits = np.zeros((len(rows), num_words), np.uint32)
+        bits: list[NDArray[np.uint32]] = []
         must_end = np.zeros(len(rows), np.bool_)
         errors: dict[int, str] = {}
         for at, row in enumerate(rows):
-            if witness is not None and not witness.begin(row):
-                errors[at] = "its grammar takes more memory or time than masks may take"
-                continue
-            try:
-                mask = self._mask(row)
-            except BadGrammar as error:
-                mask = _Mask(error=f"{error}")
-            if witness is not None:
-                witness.end(row)
-            if mask.bits is not None:
-                bits[at, : len(mask.bits)] = mask.bits
+            mask = self._witnessed(row, witness)
+            bits.append(self._nothing(row.model) if mask.bits is None else mask.bits)
             must_end[at] = mask.must_end
             if mask.error is not None:
                 errors[at] = mask.error
         self._drop_idle()
         return Masks(bits, must_end, errors)
+
+    def _witnessed(self, row: MaskRow, witness: Witness | None) -> _Mask:
+        if witness is not None and not witness.begin(row):
+            return _Mask(error="its grammar takes more memory or time than masks may take")
+        try:
+            mask = self._mask(row)
+        except BadGrammar as error:
+            mask = _Mask(error=f"{error}")
+        if witness is not None:
+            witness.end(row)
+        return mask
+
+    def _nothing(self, model: str) -> NDArray[np.uint32]:
+        """Return the mask of a row that has none."""
+        masks = self._masks.get(model)
+        return np.zeros(0 if masks is None else masks.num_words, np.uint32)
 
     def _mask(self, row: MaskRow) -> _Mask:
         """Return the mask of one row. Raises BadGrammar."""

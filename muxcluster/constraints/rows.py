@@ -1,6 +1,6 @@
 """What a unit and its workers ask of the mask process, and the answer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,13 +40,14 @@ class MaskRow:
 class Masks:
     """Which tokens may come next, for each of the rows asked for.
 
-    bits: uint32 [rows, ceil(vocab_size / 32)]; token t is allowed if bit t % 32 of word t // 32 is
-    set. The model's end tokens are allowed, all of them, exactly where the grammar may end.
+    bits: by row, uint32 [ceil(vocab_size / 32)]; token t is allowed if bit t % 32 of word t // 32 is
+    set. Equal masks may be one array. The model's end tokens are allowed, all of them, exactly where
+    the grammar may end.
     must_end: bool [rows], True where nothing but an end token is allowed: the output is complete.
     errors: by row, why it has no mask (its bits are zero): its tokens do not match its grammar, or
     the grammar is too complex.
     """
 
-    bits: NDArray[np.uint32]
+    bits: Sequence[NDArray[np.uint32]]
     must_end: NDArray[np.bool_]
     errors: Mapping[int, str]

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from muxcluster.constraints.process.frames import SentGrammars, masks_of, receive, send
+from muxcluster.constraints.process.frames import ReceivedMasks, SentGrammars, receive, send
 from muxcluster.constraints.rows import MaskRow, Masks
 from muxcluster.core.errors import EngineFailure
 
@@ -132,13 +132,14 @@ class _Connection:
             self._stream.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> None:
+        masks = ReceivedMasks()
         with self._stream:
             try:
                 while True:
                     message, data = receive(self._stream)
                     with self._lock:
                         pending = self._waiting.pop(message[1])
-                    pending.end(masks_of(message, data))
+                    pending.end(masks.masks(message, data))
             except (OSError, EOFError):
                 self.close()
         with self._lock:
