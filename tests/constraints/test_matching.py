@@ -180,3 +180,53 @@ def test_forced_text_is_written_in_the_tokens_of_the_model(
         assert sampler.text(tokens) == text
         if "s>" not in text:
             assert tokens == vocabulary.encode(text)
+
+
+def test_a_run_is_what_masks_allow_one_by_one(
+    model: MaskModel, vocabulary: Vocabulary, masks: TokenMasks
+) -> None:
+    sampler = Sampler(model.name, vocabulary)
+    num_runs = num_long = 0
+    for seed in range(12):
+        constraint = Constraint(grammars.json_schema(Schemas(seed + 90).draw(), "schema"))
+        plain, joined = Matching({model.name: masks}), Matching({model.name: masks})
+        if plain.masks([MaskRow(model.name, "r", constraint, EMPTY)]).errors:
+            continue
+        output, _ = sampler.draw(plain.masks, constraint, seed, "drawn")
+        at = 0
+        while at <= len(output):
+            row = MaskRow(model.name, "r", constraint, np.array(output[:at], np.int32), joins=True)
+            found, wanted = joined.masks([row]), plain.masks([replace(row, joins=False)])
+            assert np.array_equal(found.bits, wanted.bits)
+            assert np.array_equal(found.must_end, wanted.must_end)
+            assert not wanted.runs
+            run = found.runs.get(0, ())
+            assert run[: len(output) - at] == tuple(output[at : at + len(run)])
+            for place, token in enumerate(run):
+                before = np.array([*output[:at], *run[:place]], np.int32)
+                assert allowed(plain, replace(row, tokens=before, joins=False)) == {token}
+            after = allowed(plain, replace(row, tokens=np.array([*output[:at], *run], np.int32)))
+            ends = set(vocabulary.end_tokens)
+            assert len(run) in (0, matching_module.MOST_RUN) or len(after) > 1 or after == ends
+            num_runs += len(run) > 1
+            num_long += len(run) == matching_module.MOST_RUN
+            at += max(1, len(run))
+    assert num_runs > 10
+    assert num_long > 0
+
+
+def test_tokens_of_a_run_may_be_asked_for_one_by_one(
+    model: MaskModel, vocabulary: Vocabulary, masks: TokenMasks
+) -> None:
+    """As a row does that goes on elsewhere, or again."""
+    text = '"name and value": 1'
+    constraint = Constraint(grammars.choice([text, "other"], "p"))
+    output = vocabulary.encode(text)
+    matching, fresh = Matching({model.name: masks}), Matching({model.name: masks})
+    asked = [*range(len(output) + 1), *reversed(range(len(output) + 1))]
+    for at in asked:
+        row = MaskRow(model.name, "r", constraint, np.array(output[:at], np.int32), joins=True)
+        wanted = fresh.masks([replace(row, request_id=f"{at}", joins=False)])
+        found = matching.masks([row])
+        assert not found.errors
+        assert np.array_equal(found.bits, wanted.bits)

@@ -51,7 +51,9 @@ class MaskClient:
     The process may die and start again at any time: then it is asked again, with all tokens.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, joins: bool = False) -> None:
+        """joins: who asks may ask for runs of forced tokens (`MaskRow.joins`)."""
+        self.joins = joins
         self._address = address
         self._lock = threading.Lock()
         self._connection: _Connection | None = None

@@ -64,9 +64,8 @@ class SentGrammars:
             if known is None:
                 known = self._numbers[grammar] = len(self._numbers)
                 new.append((known, grammar))
-            heads.append(
-                (row.model, row.request_id, known, row.constraint.begins_after, len(row.tokens))
-            )
+            begins_after, num_tokens = row.constraint.begins_after, len(row.tokens)
+            heads.append((row.model, row.request_id, known, begins_after, num_tokens, row.joins))
         tokens = b"".join(np.ascontiguousarray(row.tokens, np.int32).tobytes() for row in rows)
         return ("masks", number, forgets, new, heads), tokens
 
@@ -85,9 +84,10 @@ class ReceivedGrammars:
         self._texts.update(new)
         tokens = np.frombuffer(data, np.int32)
         rows, at = [], 0
-        for model, request_id, known, begins_after, num_tokens in heads:
+        for model, request_id, known, begins_after, num_tokens, joins in heads:
             constraint = Constraint(self._texts[known], begins_after)
-            rows.append(MaskRow(model, request_id, constraint, tokens[at : at + num_tokens]))
+            mine = tokens[at : at + num_tokens]
+            rows.append(MaskRow(model, request_id, constraint, mine, joins))
             at += num_tokens
         return rows
 
@@ -95,7 +95,8 @@ class ReceivedGrammars:
 class SentMasks:
     """Numbers of the masks that a connection's other end has.
 
-    A mask that comes again, such as that inside a text at every step and in many rows, travels once.
+    A mask that comes again, as that inside a text does at every step and in many rows, travels
+    once.
     """
 
     def __init__(self) -> None:
@@ -117,8 +118,8 @@ class SentMasks:
                 new.append(mask)
                 sizes.append(len(bits))
             known.append(at)
-        ends: list[bool] = masks.must_end.tolist()
-        return ("masks", number, forgets, known, sizes, ends, dict(masks.errors)), b"".join(new)
+        rest = masks.must_end.tolist(), dict(masks.errors), dict(masks.runs)
+        return ("masks", number, forgets, known, sizes, *rest), b"".join(new)
 
 
 class ReceivedMasks:
@@ -129,7 +130,7 @@ class ReceivedMasks:
 
     def masks(self, message: tuple[Any, ...], data: bytearray) -> Masks:
         """Return the masks of an answer; a mask that came before is the same array again."""
-        _, _, forgets, known, sizes, ends, errors = message
+        _, _, forgets, known, sizes, ends, errors, runs = message
         if forgets:
             self._masks.clear()
         words: NDArray[np.uint32] = np.frombuffer(data, np.uint32)
@@ -137,4 +138,5 @@ class ReceivedMasks:
         for size in sizes:
             self._masks.append(words[at : at + size])
             at += size
-        return Masks([self._masks[each] for each in known], np.array(ends, np.bool_), errors)
+        bits = [self._masks[each] for each in known]
+        return Masks(bits, np.array(ends, np.bool_), errors, runs)

@@ -4,7 +4,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -87,6 +87,8 @@ class Allowed:
     # Row of the call -> why its tokens cannot be told; such a row may sample anything, for nothing
     errors: Mapping[int, str]
     waited_s: float = 0.0  # for the masks, after the forward
+    # Row of the call -> tokens that must follow the one it samples, which is the only one
+    runs: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def only(self, logits: Tensor) -> Tensor:
         """Return `logits` [rows, vocab] with all other tokens impossible; they are not changed."""
@@ -170,6 +172,7 @@ class PendingAllowed:
     known: KnownMasks
     # Place among the constrained rows -> end tokens that are kept for when nothing else is allowed
     late_ends: Mapping[int, tuple[int, ...]]
+    rooms: Sequence[int]  # [constrained], tokens that the history has room for
 
     def wait(self) -> Allowed:
         """Wait for the masks. Raises EngineFailure if the process that makes them is gone."""
@@ -185,19 +188,31 @@ class PendingAllowed:
             )
         ]
         errors = {int(self.rows[place]): why for place, why in masks.errors.items()}
-        return Allowed(self.rows, tokens, masks.must_end, errors, waited_s)
+        runs = {
+            int(self.rows[place]): run[1 : self.rooms[place]]
+            for place, run in masks.runs.items()
+            if self.rooms[place] > 1
+        }
+        return Allowed(self.rows, tokens, masks.must_end, errors, waited_s, runs)
 
 
 class ConstrainedRows:
     """The table rows of one model whose requests have constraints."""
 
-    def __init__(self, spec: ModelSpec, history: Tensor, client: MaskClient | None) -> None:
-        """history: int32 [max_seqs, max_model_len + 1]. client: None where none can be admitted."""
+    def __init__(
+        self, spec: ModelSpec, history: Tensor, client: MaskClient | None, *, may_join: bool = False
+    ) -> None:
+        """history: int32 [max_seqs, max_model_len + 1]. client: None where none can be admitted.
+
+        may_join: the next step may compute several tokens of a row, so that runs of forced tokens
+        are sampled in one, if the client asks for them.
+        """
         self._model = spec.name
         self._eos_token_ids = spec.eos_token_ids
         self._history = history
         self._on_host = None if history.is_cuda else history.numpy()  # a view
         self._client = client
+        self._joins = may_join and client is not None and client.joins
         self._known = KnownMasks(spec.vocab_size)
         self._asking: dict[int, Admission] = {}
 
@@ -214,11 +229,12 @@ class ConstrainedRows:
         self._asking[admission.row] = admission
 
     def begin(
-        self, table_rows: NDArray[np.int32], lengths: NDArray[np.int32]
+        self, table_rows: NDArray[np.int32], lengths: NDArray[np.int32], *, is_last: bool = True
     ) -> PendingAllowed | None:
         """Ask what the rows (arrays: [rows]) may sample behind `lengths` tokens; None: anything.
 
-        Their tokens are in the history. Returns without waiting for the answer.
+        Their tokens are in the history. Returns without waiting for the answer. is_last: no other
+        step of the same rows follows, so that some may sample several tokens.
         """
         if not self._asking:
             return None
@@ -231,11 +247,13 @@ class ConstrainedRows:
             admission = self._asking[int(table_rows[row])]
             if admission.sampling.ignore_eos:
                 late_ends[place] = self._eos_token_ids
-            asked.append(self._row(admission, int(lengths[row])))
+            asked.append(self._row(admission, int(lengths[row]), joins=is_last and self._joins))
         assert self._client is not None
-        return PendingAllowed(np.array(rows), self._client.begin(asked), self._known, late_ends)
+        rooms = [self._history.shape[1] - int(lengths[row]) for row in rows]
+        pending = self._client.begin(asked)
+        return PendingAllowed(np.array(rows), pending, self._known, late_ends, rooms)
 
-    def _row(self, admission: Admission, length: int) -> MaskRow:
+    def _row(self, admission: Admission, length: int, *, joins: bool) -> MaskRow:
         constraint: Constraint | None = admission.sampling.constraint
         assert constraint is not None
         row, output = admission.row, slice(admission.num_prompt_tokens, length)
@@ -243,4 +261,6 @@ class ConstrainedRows:
             tokens = self._history[row, output].cpu().numpy()
         else:
             tokens = self._on_host[row, output].copy()
-        return MaskRow(self._model, admission.request_id, constraint, tokens)
+        # Nobody computes the log-probabilities of tokens that are not sampled.
+        joins = joins and admission.sampling.logprobs is None
+        return MaskRow(self._model, admission.request_id, constraint, tokens, joins)

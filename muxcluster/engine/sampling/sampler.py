@@ -54,6 +54,7 @@ class Sampled:
     # row -> why its constraint could not be followed (`Allowed.errors`); its token is noise
     refused_rows: Mapping[int, str] = field(default_factory=dict)
     mask_wait_s: float = 0.0  # `Allowed.waited_s`
+    runs: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # `Allowed.runs`
 
 
 def sample(
@@ -84,8 +85,8 @@ def sample(
     found = _logprobs(logits, chosen, batch)
     if allowed is None:
         return Sampled(chosen.astype(np.int32), found, broken_rows)
-    errors, waited_s = allowed.errors, allowed.waited_s
-    return Sampled(chosen.astype(np.int32), found, broken_rows, errors, waited_s)
+    of_masks = allowed.errors, allowed.waited_s, allowed.runs
+    return Sampled(chosen.astype(np.int32), found, broken_rows, *of_masks)
 
 
 def prompt_logprobs(
