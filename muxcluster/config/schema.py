@@ -133,7 +133,9 @@ class ModelSection(Section):
     backend: Literal["auto", "paged", "dense"] = "auto"
     """`paged` (our attention in place of the model's), `dense` (the model's own attention and
     cache, any kind that transformers loads), `auto`: paged where the model allows it."""
-    tool_format: Literal["auto", "hermes", "llama3", "mistral", "deepseek", "json", "none"] = "auto"
+    tool_format: Literal[
+        "auto", "hermes", "qwen3_coder", "llama3", "mistral", "deepseek", "json", "none"
+    ] = "auto"
     """How the model writes tool calls: `auto` takes the format of its chat template; `json` is for
     models whose template knows no tools (they are then described in a system message); with `none`,
     `tools` get 400."""
