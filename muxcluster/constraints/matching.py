@@ -66,6 +66,8 @@ class TokenMasks:
         self.end_bits = _bits(ends, self.num_words)
         every = _bits(range(size), self.num_words)
         self.text_bits = every & ~self.end_bits
+        self._end_words = np.flatnonzero(self.end_bits)
+        self._ends_of_words = self.end_bits[self._end_words]
         self._last_word = every[-1]  # without the engine's own end token
 
     def compile(self, grammar: str) -> LLMatcher:
@@ -99,10 +101,18 @@ class TokenMasks:
         """Write the mask of a matcher that has not stopped to `bits`, uint32 [num_words]."""
         is_same = self._words_inside == self.num_words
         inside = bits if is_same else np.empty(self._words_inside, np.uint32)
-        matcher.unsafe_compute_mask_ptr(inside.ctypes.data, inside.nbytes)
+        # The field of `ctypes` would make an object first.
+        address, _ = inside.__array_interface__["data"]
+        matcher.unsafe_compute_mask_ptr(address, inside.nbytes)
         if not is_same:
             bits[:] = inside[: self.num_words]
         bits[-1] &= self._last_word
+
+    def has_text(self, bits: NDArray[np.uint32]) -> bool:
+        """Return whether a mask allows a token that is no end token."""
+        if not (bits[self._end_words] & self._ends_of_words).any():
+            return bool(bits.any())  # mostly: an end is rarely allowed
+        return bool((bits & self.text_bits).any())
 
 
 class _TokenizerView(TokenizerWrapper):
@@ -193,7 +203,7 @@ class _Row:
         self._lock = threading.Lock()
         self._masks = masks
         self._matcher = matcher
-        self._tokens = np.empty(0, np.int32)  # consumed so far
+        self._tokens = b""  # consumed so far, as int32
         # Where the grammar begins in the output; None: not yet.
         self._start: int | None = None if constraint.begins_after else 0
         self._recent: dict[int, _Mask] = {}  # by number of output tokens before it
@@ -204,15 +214,16 @@ class _Row:
         joins: consume the run of tokens that must follow, and return it with the mask.
         """
         with self._lock:
-            num_old, num_all = len(self._tokens), len(tokens)
-            num_same = min(num_old, num_all)
-            if not np.array_equal(self._tokens[:num_same], tokens[:num_same]):
+            old, all_tokens = self._tokens, tokens.tobytes()
+            if not all_tokens.startswith(old[: len(all_tokens)]):
                 return None
+            num_old, num_all = len(old) // tokens.itemsize, len(tokens)
             if num_all > num_old or num_all not in self._recent:
                 if num_all < num_old:
                     return None
+                self._tokens = all_tokens
                 mask = self._advance(tokens, num_old)
-                self._keep(num_all, self._followed(mask) if joins else mask)
+                self._keep(num_all, self._followed(mask, num_all) if joins else mask)
             return self._recent[num_all]
 
     def _keep(self, num_tokens: int, mask: _Mask) -> None:
@@ -220,21 +231,23 @@ class _Row:
             del self._recent[next(iter(self._recent))]
         self._recent[num_tokens] = mask
 
-    def _followed(self, first: _Mask) -> _Mask:
-        """Consume the run that begins with the only token of `first`; return that mask with it.
+    def _followed(self, first: _Mask, num_all: int) -> _Mask:
+        """Consume the run that begins with the only token of `first`, the mask after `num_all`.
 
-        The mask behind the run is kept if that has come to its end: it is asked for next.
+        Return that mask with it. The mask behind the run is kept if that has come to its end: it is
+        asked for next.
         """
         run: list[int] = []
         mask, token = first, self._only_token(first)
         while token is not None and len(run) < MOST_RUN:
-            at, error = len(self._tokens), self._consume(token)
-            self._tokens = np.append(self._tokens, np.int32(token))
+            error = self._consume(token)
+            mask = self._mask() if error is None else _Mask(error=_unmatched(num_all, error))
+            self._tokens += np.int32(token).tobytes()
             run.append(token)
-            mask = self._mask() if error is None else _Mask(error=_unmatched(at, error))
+            num_all += 1
             token = self._only_token(mask)
         if run and token is None:
-            self._keep(len(self._tokens), mask)
+            self._keep(num_all, mask)
         return replace(first, run=tuple(run)) if len(run) > 1 else first
 
     def _only_token(self, mask: _Mask) -> int | None:
@@ -248,7 +261,6 @@ class _Row:
         return None if word & (word - 1) else int(places[0]) * 32 + word.bit_length() - 1
 
     def _advance(self, tokens: NDArray[np.int32], num_old: int) -> _Mask:
-        self._tokens = tokens.copy()
         if self._start is None:
             self._start = _end_of(self.constraint.begins_after, tokens, num_old)
         if self._start is None:
@@ -267,7 +279,7 @@ class _Row:
         self._masks.fill(self._matcher, bits)
         if self._matcher.is_error():
             return _Mask(error=message_of(self._matcher))
-        return _Mask(bits, must_end=not np.any(bits & self._masks.text_bits))
+        return _Mask(bits, must_end=not self._masks.has_text(bits))
 
     def _consume(self, token: int) -> str | None:
         """Consume a token. Returns what is wrong with it."""
