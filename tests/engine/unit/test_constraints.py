@@ -286,6 +286,30 @@ def test_forced_tokens_that_are_joined_change_no_answer(
     assert min(found[True][2]) > 0 == max(found[False][2])
 
 
+def test_max_tokens_and_stop_tokens_cut_a_run(tiny: ModelBuilder) -> None:
+    spec = spec_of([tiny("llama")], lane="mixed", partition="none")
+    name = spec.models[0].name
+    masks = mask_process(spec)
+    try:
+        assert masks.check(name, FOLLOWS) is None
+        runner = UnitRunner(replace(spec, mask_address=masks.address))
+
+        def output(**fields: object) -> list[int]:
+            sampling = replace(SAMPLED, seed=3, **fields)  # type: ignore[arg-type]
+            (tokens,) = (
+                SteppedUnit(spec, runner).run([request_of(f"{name}/1", [1, 2], sampling)]).values()
+            )
+            return list(tokens)
+
+        whole = output()
+        for most in range(1, 14):
+            assert output(max_tokens=most) == whole[:most]
+            stop = whole[most]
+            assert output(stop_token_ids=(stop,)) == whole[: whole.index(stop) + 1]
+    finally:
+        masks.close()
+
+
 def test_log_probabilities_are_those_of_sampled_tokens(tiny: ModelBuilder) -> None:
     """A row that asked for them samples its forced tokens one by one."""
     spec = spec_of([tiny("llama")], lane="mixed", partition="none")
