@@ -105,6 +105,16 @@ class FakeMemory:
         foretold = limit.row_bytes.of(num_rows, num_columns)
         return PaddedBatch(num_rows, num_columns, int(self._padded_factor * foretold))
 
+    def _forced(self, sequence: _Sequence) -> list[int]:
+        """What must follow the token sampled last: known now, computed by the next job."""
+        if not sequence.is_constrained:
+            return []
+        first = len(sequence.tokens) - sequence.num_prompt
+        count = num_forced(sequence.request_id, first - 1)
+        new = [token_of(sequence.request_id, first + place) for place in range(count)]
+        sequence.tokens += new
+        return new
+
     def _copy(self, job: Job) -> None:
         """All saves before any move or restore."""
         for copies in job.copies:
@@ -162,16 +172,6 @@ class FakeMemory:
             index = len(sequence.tokens) - sequence.num_prompt
             sequence.tokens.append(token_of(sequence.request_id, index))
             new.append(sequence.tokens[-1])
-        return new
-
-    def _forced(self, sequence: _Sequence) -> list[int]:
-        """What must follow the token sampled last: known now, computed by the next job."""
-        if not sequence.is_constrained:
-            return []
-        first = len(sequence.tokens) - sequence.num_prompt
-        count = num_forced(sequence.request_id, first - 1)
-        new = [token_of(sequence.request_id, first + place) for place in range(count)]
-        sequence.tokens += new
         return new
 
     def _touch(self, key: tuple[str, int], start: int, end: int, *, is_write: bool) -> None:
