@@ -3,8 +3,10 @@
 The model is a Llama with random weights: 8 layers, hidden size 512, a vocabulary of 128,000 made of
 random words and runs of JSON's characters.
 - steps: decode steps of 64 rows, all with a constraint (a list of objects, with a number, an
-  enumeration, short texts and one without end) or none, in one runner and in turn; the mask process
-  runs beside on the same cores;
+  enumeration, short texts and one without end) or none, in one runner and in turn, a token a step;
+  the mask process runs beside on the same cores. Also in processor time, of which other work on the
+  machine takes nothing: of the worker, and of the mask process;
+- runs: the part of tokens that take no step of their own, because a schema leaves no choice;
 - engines: masks of 64 rows by each grammar engine that is installed, on one thread, without model;
 - others: time to first token of short requests to a unit, alone and while another client's schemas
   of 64 KB are checked and compiled, in alternating rounds;
@@ -45,7 +47,8 @@ except ImportError as error:
 
 from bench.structured import engines
 from bench.structured.others import Asker, first_tokens, judged
-from bench.structured.steps import NAME, DecodeRows, unit_of
+from bench.structured.runs import forced_share
+from bench.structured.steps import NAME, DecodeRows, server_ms, unit_of
 from bench.structured.vocabulary import widen
 from muxcluster.constraints import grammars
 from muxcluster.constraints.matching import TokenMasks
@@ -72,6 +75,24 @@ PERSON = {
     "additionalProperties": False,
 }
 SCHEMA = {"type": "array", "items": PERSON, "minItems": 1000}  # no row ends within the run
+CALL = {
+    "type": "object",
+    "properties": {
+        "destination_city": {"enum": ["Amsterdam", "Buenos Aires", "Casablanca"]},
+        "departure_date": {"type": "string", "format": "date"},
+        "number_of_travellers": {"type": "integer", "minimum": 1, "maximum": 9},
+        "travel_class": {"enum": ["economy", "premium economy", "business"]},
+        "needs_wheelchair_assistance": {"type": "boolean"},
+    },
+    "required": [
+        "destination_city",
+        "departure_date",
+        "number_of_travellers",
+        "travel_class",
+        "needs_wheelchair_assistance",
+    ],
+    "additionalProperties": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +130,11 @@ def make_model(folder: Path, size: Size, seed: int) -> Path:
 
 
 @torch.inference_mode()
-def step_times(spec: UnitSpec, size: Size, seed: int) -> dict[str, list[float]]:
-    """Milliseconds of steps without and with constraints, and what the latter waited for masks."""
+def step_times(
+    spec: UnitSpec, size: Size, seed: int
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Milliseconds of steps without and with constraints, and what the latter waited for masks;
+    mean processor milliseconds of both, and of the mask process beside the latter."""
     model = spec.models[0]
     masks = MaskModel(model.name, model.path, model.vocab_size, model.eos_token_ids)
     constraint = Constraint(grammars.json_schema(SCHEMA, "schema"))
@@ -124,12 +148,20 @@ def step_times(spec: UnitSpec, size: Size, seed: int) -> dict[str, list[float]]:
         free = DecodeRows(runner, range(NUM_ROWS), [None] * NUM_ROWS, seed)
         bound = DecodeRows(runner, range(NUM_ROWS, 2 * NUM_ROWS), [constraint] * NUM_ROWS, seed + 1)
         found: dict[str, list[float]] = {"free": [], "constrained": []}
+        begin_ms = 0.0
         for number in range(size.num_steps + 2):
+            if number == 2:
+                begin_ms = server_ms(process)
             for name, rows in (("free", free), ("constrained", bound)):
                 taken_ms = rows.step()
                 if number >= 2:
                     found[name].append(taken_ms)
-        return {**found, "mask_wait": bound.waits_ms[2:]}
+        processor = {
+            "free": float(np.mean(free.processor_ms[2:])),
+            "constrained": float(np.mean(bound.processor_ms[2:])),
+            "masks": (server_ms(process) - begin_ms) / size.num_steps,
+        }
+        return {**found, "mask_wait": bound.waits_ms[2:]}, processor
     finally:
         process.close()
 
@@ -144,6 +176,19 @@ def engine_times(spec: UnitSpec, size: Size, seed: int) -> dict[str, tuple[float
     if engines.xgrammar is None:
         print(f"xgrammar is left out: {engines.WHY_NOT}", flush=True)
     return {name: engines.run(make, NUM_ROWS, size.num_steps, seed) for name, make in made.items()}
+
+
+def forced_shares(spec: UnitSpec, seed: int) -> dict[str, float]:
+    """Which part of the tokens takes no step of its own, by schema."""
+    model = spec.models[0]
+    masks = TokenMasks(
+        load_vocabulary(MaskModel(model.name, model.path, model.vocab_size, model.eos_token_ids))
+    )
+    schemas = {"list": SCHEMA, "person": PERSON, "call": CALL}
+    return {
+        name: round(forced_share(masks, [schema] * NUM_ROWS, seed), 3)
+        for name, schema in schemas.items()
+    }
 
 
 def output_counts(folder: Path, size: Size, seed: int) -> dict[str, int]:
@@ -179,10 +224,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-constrained-") as name:
         folder = Path(name)
         path = make_model(folder, size, seed)
-        spec = unit_of(path, max_len=256, max_seqs=2 * NUM_ROWS, num_threads=THREADS)
-        steps = step_times(spec, size, seed)
+        spec = unit_of(
+            path, max_len=256, max_seqs=2 * NUM_ROWS, num_threads=THREADS, joins_forced=False
+        )
+        steps, processor = step_times(spec, size, seed)
         for kind, times in steps.items():
             print(f"{kind:>12} ms a step: {percentiles(times, 2)}", flush=True)
+        for kind, mean in processor.items():
+            print(f"{kind:>12} processor ms a step: {mean:.1f}", flush=True)
+        runs = forced_shares(spec, seed)
+        print(f"forced tokens: {runs}", flush=True)
         found = engine_times(spec, size, seed)
         for kind, (first_ms, times) in found.items():
             print(f"{kind:>12} first {first_ms:.1f} ms, {NUM_ROWS} masks: {percentiles(times, 2)}")
@@ -210,6 +261,8 @@ def main() -> None:
         first_matcher_ms={kind: round(first_ms, 1) for kind, (first_ms, _) in found.items()},
         engines_absent={} if engines.xgrammar is not None else {"xgrammar": engines.WHY_NOT},
         outputs=outputs,
+        processor_ms_a_step={kind: round(mean, 1) for kind, mean in processor.items()},
+        forced_share=runs,
     )  # fmt: skip
 
 

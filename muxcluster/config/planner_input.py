@@ -70,6 +70,7 @@ def _unit_policy(config: Config, nodes: Sequence[Node]) -> UnitPolicy:
             lane=policy.scheduler,
             may_unshare=policy.sharing == "auto",
             packing=policy.packing,
+            joins_forced=policy.join_forced_tokens,
             token_budget=policy.token_budget,
             max_decode_rows=policy.max_decode_rows,
             quota_period_s=policy.quota_period_s,

@@ -133,7 +133,9 @@ class ModelSection(Section):
     backend: Literal["auto", "paged", "dense"] = "auto"
     """`paged` (our attention in place of the model's), `dense` (the model's own attention and
     cache, any kind that transformers loads), `auto`: paged where the model allows it."""
-    tool_format: Literal["auto", "hermes", "llama3", "mistral", "deepseek", "json", "none"] = "auto"
+    tool_format: Literal[
+        "auto", "hermes", "qwen3_coder", "llama3", "mistral", "deepseek", "json", "none"
+    ] = "auto"
     """How the model writes tool calls: `auto` takes the format of its chat template; `json` is for
     models whose template knows no tools (they are then described in a system message); with `none`,
     `tools` get 400."""
@@ -239,6 +241,10 @@ class PolicySection(Section):
     shared_prefix_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = 128
     """Decoding requests that share at least this many cached prompt tokens read them once per step;
     0: never."""
+    join_forced_tokens: bool = True
+    """CPU units: where a constraint leaves one token at each of several places, such as inside a
+    property's name, they are output at once and computed together by the next step; `false`: one a
+    step."""
     pipeline_depth: Literal["auto", 1, 2] = "auto"
     """Decode jobs of a worker at a time. `2`: where the same sequences are sure to continue, their
     next step is sent before the last one ends, so that a GPU does not wait for Python; requests

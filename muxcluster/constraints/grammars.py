@@ -36,12 +36,14 @@ class Tag:
     """Text around a JSON value, such as a tool call.
 
     begin, end: literal text, which may hold special tokens of the model by their text. schema: of
-    the value; None or True: any JSON value.
+    the value; None or True: any JSON value. field: the texts around each property of the value, an
+    object, which is then not written as JSON; the first has `{name}` for the property's name.
     """
 
     begin: str
     schema: Mapping[str, Any] | bool | None
     end: str
+    field: tuple[str, str] | None = None
 
 
 def json_object() -> str:
@@ -132,7 +134,10 @@ def tagged(  # noqa: PLR0913 - the parts that tool formats differ in
         if not trigger or not all(start.startswith(trigger) for start in starts):
             raise ValueError(f"not every tag begins with the trigger {trigger!r}")
     value = {
-        "tags": [[tag.begin, True if tag.schema is None else tag.schema, tag.end] for tag in tags],
+        "tags": [
+            [tag.begin, True if tag.schema is None else tag.schema, tag.end, tag.field]
+            for tag in tags
+        ],
         "needs_one": needs_one,
         "may_repeat": may_repeat,
         "text_before": text_before,
@@ -142,6 +147,22 @@ def tagged(  # noqa: PLR0913 - the parts that tool formats differ in
         "trigger": trigger if text_before else "",
     }
     return json.dumps({"tagged": value})
+
+
+def is_text(schema: object) -> bool:
+    """Return True if a schema says of itself that all of its values are texts."""
+    if not isinstance(schema, Mapping):
+        return False
+    if "type" in schema:
+        return bool(schema["type"] == "string")
+    options = text_options(schema)
+    return options is not None and all(isinstance(option, str) for option in options)
+
+
+def text_options(schema: Mapping[str, Any]) -> Sequence[Any] | None:
+    """Return the only values that a schema lists; None if it lists none."""
+    options: Sequence[Any] | None = [schema["const"]] if "const" in schema else schema.get("enum")
+    return options
 
 
 def common_start(texts: Sequence[str]) -> str:

@@ -10,7 +10,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -28,10 +29,16 @@ MOST_MATCHERS = 1024  # of rows, of some 100 KB each: more than run at a time in
 IDLE_S = 60.0  # a matcher that is not asked for so long is dropped: its request has ended
 MOST_GRAMMARS = 128  # compiled, kept for the next request with the same grammar
 RECENT_MASKS = 4  # of a row: the ranks of a job, and jobs in a pipeline, may be steps apart
+# Most tokens of a run of forced ones. A step computes them together, and as the smallest block of a
+# KV pool holds 8 tokens, a row that has so many to compute needs at most one column of blocks more.
+MOST_RUN = 8
 # llguidance's own limits bound a mask to about 20 ms and compiling to seconds. Of lexer states it
 # allows 250,000, of 1 to 2 KB each, in every grammar.
 LEXER_STATES = 50_000
 MOST_MESSAGE_CHARS = 500
+# Forced texts, up to so long, whose tokens are kept: names of properties come again and again.
+MOST_TEXTS = 4096
+MOST_TEXT_CHARS = 200
 # The engine's reasons to stop, which are names.
 _PLAIN = {
     "NoExtensionBias": "no token of the model can follow",
@@ -59,6 +66,8 @@ class TokenMasks:
         self.end_bits = _bits(ends, self.num_words)
         every = _bits(range(size), self.num_words)
         self.text_bits = every & ~self.end_bits
+        self._end_words = np.flatnonzero(self.end_bits)
+        self._ends_of_words = self.end_bits[self._end_words]
         self._last_word = every[-1]  # without the engine's own end token
 
     def compile(self, grammar: str) -> LLMatcher:
@@ -92,10 +101,18 @@ class TokenMasks:
         """Write the mask of a matcher that has not stopped to `bits`, uint32 [num_words]."""
         is_same = self._words_inside == self.num_words
         inside = bits if is_same else np.empty(self._words_inside, np.uint32)
-        matcher.unsafe_compute_mask_ptr(inside.ctypes.data, inside.nbytes)
+        # The field of `ctypes` would make an object first.
+        address, _ = inside.__array_interface__["data"]
+        matcher.unsafe_compute_mask_ptr(address, inside.nbytes)
         if not is_same:
             bits[:] = inside[: self.num_words]
         bits[-1] &= self._last_word
+
+    def has_text(self, bits: NDArray[np.uint32]) -> bool:
+        """Return whether a mask allows a token that is no end token."""
+        if not (bits[self._end_words] & self._ends_of_words).any():
+            return bool(bits.any())  # mostly: an end is rarely allowed
+        return bool((bits & self.text_bits).any())
 
 
 class _TokenizerView(TokenizerWrapper):
@@ -117,9 +134,16 @@ class _TokenizerView(TokenizerWrapper):
         ]
         self._token_of = dict(reversed(texts))
         self._longest = max((len(text) for text, _ in texts), default=1)
+        self._kept = lru_cache(MOST_TEXTS)(self._tokens_of)
 
     def __call__(self, text: str) -> list[int]:
-        """Return the model's own tokens of a text that the grammar forces.
+        """Return the model's own tokens of a text that the grammar forces."""
+        if len(text) > MOST_TEXT_CHARS:
+            return self._tokens_of(text)
+        return self._kept(text)
+
+    def _tokens_of(self, text: str) -> list[int]:
+        """Return the model's own tokens.
 
         Tokenizers that normalise text give others' bytes: then the longest tokens that match.
         """
@@ -156,11 +180,12 @@ class _Grammar:
 
 @dataclass(frozen=True, slots=True)
 class _Mask:
-    """The mask of one row; no bits if there is an error."""
+    """The mask of one row; no bits if there is an error. run: as in `Masks.runs`; empty: none."""
 
     bits: NDArray[np.uint32] | None = None
     must_end: bool = False
     error: str | None = None
+    run: tuple[int, ...] = ()
 
 
 class _Row:
@@ -178,29 +203,64 @@ class _Row:
         self._lock = threading.Lock()
         self._masks = masks
         self._matcher = matcher
-        self._tokens = np.empty(0, np.int32)  # consumed so far
+        self._tokens = b""  # consumed so far, as int32
         # Where the grammar begins in the output; None: not yet.
         self._start: int | None = None if constraint.begins_after else 0
         self._recent: dict[int, _Mask] = {}  # by number of output tokens before it
 
-    def mask_after(self, tokens: NDArray[np.int32]) -> _Mask | None:
-        """Return the mask after `tokens`; None if the matcher has consumed others than these."""
+    def mask_after(self, tokens: NDArray[np.int32], *, joins: bool) -> _Mask | None:
+        """Return the mask after `tokens`; None if the matcher has consumed others than these.
+
+        joins: consume the run of tokens that must follow, and return it with the mask.
+        """
         with self._lock:
-            num_old, num_all = len(self._tokens), len(tokens)
-            num_same = min(num_old, num_all)
-            if not np.array_equal(self._tokens[:num_same], tokens[:num_same]):
+            old, all_tokens = self._tokens, tokens.tobytes()
+            if not all_tokens.startswith(old[: len(all_tokens)]):
                 return None
+            num_old, num_all = len(old) // tokens.itemsize, len(tokens)
             if num_all > num_old or num_all not in self._recent:
                 if num_all < num_old:
                     return None
+                self._tokens = all_tokens
                 mask = self._advance(tokens, num_old)
-                while len(self._recent) >= RECENT_MASKS:
-                    del self._recent[next(iter(self._recent))]
-                self._recent[num_all] = mask
+                self._keep(num_all, self._followed(mask, num_all) if joins else mask)
             return self._recent[num_all]
 
+    def _keep(self, num_tokens: int, mask: _Mask) -> None:
+        while len(self._recent) >= RECENT_MASKS:
+            del self._recent[next(iter(self._recent))]
+        self._recent[num_tokens] = mask
+
+    def _followed(self, first: _Mask, num_all: int) -> _Mask:
+        """Consume the run that begins with the only token of `first`, the mask after `num_all`.
+
+        Return that mask with it. The mask behind the run is kept if that has come to its end: it is
+        asked for next.
+        """
+        run: list[int] = []
+        mask, token = first, self._only_token(first)
+        while token is not None and len(run) < MOST_RUN:
+            error = self._consume(token)
+            mask = self._mask() if error is None else _Mask(error=_unmatched(num_all, error))
+            self._tokens += np.int32(token).tobytes()
+            run.append(token)
+            num_all += 1
+            token = self._only_token(mask)
+        if run and token is None:
+            self._keep(num_all, mask)
+        return replace(first, run=tuple(run)) if len(run) > 1 else first
+
+    def _only_token(self, mask: _Mask) -> int | None:
+        """Return the token of a mask that allows no other, and no end; None if it is not such."""
+        if mask.bits is None or mask.must_end or self._start is None:
+            return None
+        places = np.flatnonzero(mask.bits)
+        if len(places) != 1:
+            return None
+        word = int(mask.bits[places[0]])
+        return None if word & (word - 1) else int(places[0]) * 32 + word.bit_length() - 1
+
     def _advance(self, tokens: NDArray[np.int32], num_old: int) -> _Mask:
-        self._tokens = tokens.copy()
         if self._start is None:
             self._start = _end_of(self.constraint.begins_after, tokens, num_old)
         if self._start is None:
@@ -208,14 +268,18 @@ class _Row:
         for at in range(max(self._start, num_old), len(tokens)):
             error = self._consume(int(tokens[at]))
             if error is not None:
-                return _Mask(error=f"output token {at} does not match the grammar: {error}")
+                return _Mask(error=_unmatched(at, error))
+        return self._mask()
+
+    def _mask(self) -> _Mask:
+        """Return the mask where the matcher is."""
         if self._matcher.is_stopped() and not self._matcher.is_error():
             return _Mask(self._masks.end_bits, must_end=True)
         bits = np.empty(self._masks.num_words, np.uint32)
         self._masks.fill(self._matcher, bits)
         if self._matcher.is_error():
             return _Mask(error=message_of(self._matcher))
-        return _Mask(bits, must_end=not np.any(bits & self._masks.text_bits))
+        return _Mask(bits, must_end=not self._masks.has_text(bits))
 
     def _consume(self, token: int) -> str | None:
         """Consume a token. Returns what is wrong with it."""
@@ -261,30 +325,36 @@ class Matching:
 
     def masks(self, rows: Sequence[MaskRow], witness: Witness | None = None) -> Masks:
         """Return the masks of `rows`; `witness` sees each."""
-        num_words = max(
-            (self._masks[row.model].num_words for row in rows if row.model in self._masks),
-            default=0,
-        )
-        bits = np.zeros((len(rows), num_words), np.uint32)
+        bits: list[NDArray[np.uint32]] = []
         must_end = np.zeros(len(rows), np.bool_)
         errors: dict[int, str] = {}
+        runs: dict[int, tuple[int, ...]] = {}
         for at, row in enumerate(rows):
-            if witness is not None and not witness.begin(row):
-                errors[at] = "its grammar takes more memory or time than masks may take"
-                continue
-            try:
-                mask = self._mask(row)
-            except BadGrammar as error:
-                mask = _Mask(error=f"{error}")
-            if witness is not None:
-                witness.end(row)
-            if mask.bits is not None:
-                bits[at, : len(mask.bits)] = mask.bits
+            mask = self._witnessed(row, witness)
+            bits.append(self._nothing(row.model) if mask.bits is None else mask.bits)
             must_end[at] = mask.must_end
             if mask.error is not None:
                 errors[at] = mask.error
+            if row.joins and mask.run:
+                runs[at] = mask.run
         self._drop_idle()
-        return Masks(bits, must_end, errors)
+        return Masks(bits, must_end, errors, runs)
+
+    def _witnessed(self, row: MaskRow, witness: Witness | None) -> _Mask:
+        if witness is not None and not witness.begin(row):
+            return _Mask(error="its grammar takes more memory or time than masks may take")
+        try:
+            mask = self._mask(row)
+        except BadGrammar as error:
+            mask = _Mask(error=f"{error}")
+        if witness is not None:
+            witness.end(row)
+        return mask
+
+    def _nothing(self, model: str) -> NDArray[np.uint32]:
+        """Return the mask of a row that has none."""
+        masks = self._masks.get(model)
+        return np.zeros(0 if masks is None else masks.num_words, np.uint32)
 
     def _mask(self, row: MaskRow) -> _Mask:
         """Return the mask of one row. Raises BadGrammar."""
@@ -293,16 +363,16 @@ class Matching:
             kept = self._rows.get(key)
         mask = None
         if kept is not None and kept.constraint == row.constraint:
-            mask = kept.mask_after(row.tokens)
+            mask = kept.mask_after(row.tokens, joins=row.joins)
         if kept is None or mask is None:
             kept = self._new_row(row, is_alone=False)
-            mask = kept.mask_after(row.tokens)
+            mask = kept.mask_after(row.tokens, joins=row.joins)
         if mask is not None and mask.error is not None and not kept.is_alone:
             # Other rows may have used up the lexer's states of this grammar.
             with self._lock:
                 self._grammars.pop((row.model, row.constraint.grammar), None)
             kept = self._new_row(row, is_alone=True)
-            mask = kept.mask_after(row.tokens)
+            mask = kept.mask_after(row.tokens, joins=row.joins)
         assert mask is not None, "a new row has consumed nothing"
         kept.last_used_s = time.monotonic()
         with self._lock:
@@ -343,6 +413,10 @@ class Matching:
                 if not is_idle and len(self._rows) <= MOST_MATCHERS:
                     return
                 del self._rows[oldest]
+
+
+def _unmatched(at: int, error: str) -> str:
+    return f"output token {at} does not match the grammar: {error}"
 
 
 def message_of(matcher: LLMatcher) -> str:

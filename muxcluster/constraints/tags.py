@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from muxcluster.constraints.grammars import quoted, with_json_options
+from muxcluster.constraints.grammars import is_text, quoted, text_options, with_json_options
 
 
 def tagged_rules(value: Mapping[str, Any], specials: Mapping[str, int]) -> str:
@@ -14,10 +14,11 @@ def tagged_rules(value: Mapping[str, Any], specials: Mapping[str, int]) -> str:
     specials: ids of the model's special tokens by their text, which stand for that text.
     """
     write = Literals(specials)
-    begins, schemas, ends = zip(*value["tags"], strict=True)
+    begins, schemas, ends, fields = zip(*value["tags"], strict=True)
     inside = [
-        f"inside{at}: %json {json.dumps(with_json_options(schema))}"
-        for at, schema in enumerate(schemas)
+        rule
+        for at, (schema, field) in enumerate(zip(schemas, fields, strict=True))
+        for rule in _inside(f"inside{at}", schema, field, write)
     ]
     prefix, suffix = write(value["prefix"]), write(value["suffix"])
     more = f"({write(value['separator'])} tag)*" if value["may_repeat"] else ""
@@ -70,6 +71,52 @@ def _alternatives(
         for at, (begin, end) in enumerate(zip(begins, ends, strict=True))
     ]
     return [f"{name}: {' | '.join(f'{name}{at}' for at in range(len(each)))}", *each]
+
+
+def _inside(name: str, schema: Any, field: tuple[str, str] | None, write: "Literals") -> list[str]:
+    """Return the rules of a tag's value."""
+    if field is None:
+        return [_json_rule(name, schema)]
+    begin, end = field
+    before, after = begin.split("{name}")
+    if "properties" not in schema and schema.get("additionalProperties", True) is not False:
+        any_begin = f"{write(before)} /[^>\\n]{{1,64}}/ {write(after)}"
+        rules = [f"{name}: {name}_any*", f"{name}_any: {any_begin} {name}_text"]
+        return [*rules, *_text_rules(f"{name}_text", end, write)]
+    required = schema.get("required", ())
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    order: list[str] = []
+    rules = []
+    for at, (key, each) in enumerate(schema.get("properties", {}).items()):
+        order.append(f"{name}_{at}" + ("" if key in required else "?"))
+        rules.append(f"{name}_{at}: {write(before + key + after)} {name}_{at}_value")
+        rules += _field_rules(f"{name}_{at}_value", each, shared, end, write)
+    return [f"{name}: {' '.join(order) or quoted('')}", *rules]
+
+
+def _field_rules(
+    name: str, schema: Any, shared: Mapping[str, Any], end: str, write: "Literals"
+) -> list[str]:
+    """Return the rules of a property's value with its end: texts as they are, others as JSON."""
+    if not is_text(schema):
+        whole = {**schema, **shared} if isinstance(schema, Mapping) else schema
+        return [f"{name}: {name}_json {write(end)}", _json_rule(f"{name}_json", whole)]
+    options = text_options(schema)
+    if options is None:
+        return _text_rules(name, end, write)
+    texts = " | ".join(write(option) or quoted("") for option in options)
+    return [f"{name}: ({texts}) {write(end)}"]
+
+
+def _text_rules(name: str, end: str, write: "Literals") -> list[str]:
+    """Return the rules of any text and its end, which is not in the text."""
+    if write.first_special(end) is None:
+        return [f"{name}[lazy]: /(?s:.*)/ {quoted(end)}"]
+    return [f"{name}: {name}_free {write(end)}", f"{name}_free: /(?s:.*)/"]
+
+
+def _json_rule(name: str, schema: Any) -> str:
+    return f"{name}: %json {json.dumps(with_json_options(schema))}"
 
 
 class Literals:

@@ -59,6 +59,7 @@ class ModelStats:
     num_non_finite: int = 0
     num_constrained: int = 0  # requests with a constraint that came
     mask_wait_s: float = 0.0  # of jobs, for what constraints allow
+    num_forced: int = 0  # output tokens without a step of their own: constraints left no choice
     backend: str = "paged"  # "paged" or "dense"; "auto" until the model is loaded
     # False while `rate_per_s` is the plan's, because no request has come
     is_rate_measured: bool = False

@@ -81,6 +81,9 @@ class SchedulerSpec:
     # Where weights do not fit together, whose are resident: "deadline", or for comparison "swap"
     # (one model at a time) or "static" (those of the start; the others are refused)
     wakes: str = "deadline"
+    # CPU units: where the constraint of a request leaves one token at each of several places, these
+    # are its output at once, and the next job computes them together; False: one a step
+    joins_forced: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,14 @@ class UnitSpec:
     # Unix socket of the process that tells what constraints allow, set where the unit starts;
     # empty: no request with a constraint can run
     mask_address: str = ""
+
+    @property
+    def joins_forced(self) -> bool:
+        """True if a job may return several tokens of a row whose constraint leaves no choice.
+
+        Only on CPUs: on a GPU the job after it could not be a recorded step.
+        """
+        return self.scheduler.joins_forced and self.device == "cpu"
 
     @property
     def mesh_block_bytes(self) -> int:

@@ -123,11 +123,15 @@ class Completion:
 
     def _write(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
         table, rows = model.running, job.rows
-        if done.width is not None:
+        if done.width == job.max_steps:
             table.append(rows.table_rows, done.tokens, done.width, now)
             return
-        # Each decode step after the first computes the token sampled before it.
-        computed = rows.starts + rows.counts + np.maximum(done.kept - 1, 0)
+        computed, more = rows.starts + rows.counts, np.maximum(done.kept - 1, 0)
+        if job.max_steps > 1:
+            # Each step after the first computes the token sampled before it.
+            computed = computed + more
+        else:
+            model.counters.num_forced += int(more.sum())  # the next job computes them
         table.append_some(rows.table_rows, done.tokens, done.kept, computed, now)
 
     def _end_chunks(self, model: ModelState, job: Job, done: Cut, now: float) -> None:

@@ -25,12 +25,22 @@ from muxcluster.scheduling.packing.batch import Packing
 class Pipelining:
     """Makes followers of running jobs."""
 
-    def __init__(self, view: LaneView, lane: Lane, packing: Packing, builder: JobBuilder) -> None:
+    def __init__(
+        self,
+        view: LaneView,
+        lane: Lane,
+        packing: Packing,
+        builder: JobBuilder,
+        *,
+        joins_forced: bool = False,
+    ) -> None:
+        """joins_forced: jobs may return several tokens of a row with a constraint."""
         self._models = {model.name: model for model in view.models}
         self._view = view
         self._lane = lane
         self._packing = packing
         self._builder = builder
+        self._joins_forced = joins_forced
 
     def next_jobs(self) -> list[Job]:
         """Return followers of the running jobs that have none, where what comes next is certain.
@@ -72,7 +82,7 @@ class Pipelining:
         return follower
 
     def _is_plain(self, job: Job) -> bool:
-        """True where all of its rows decode one token, and none is known to be in trouble."""
+        """True where all of its rows decode just one token, and none is known to be in trouble."""
         model, rows = self._models[job.model], job.rows
         table = model.running
         if job.phase is Phase.PREFILL or job.max_steps > 1 or job.copies:
@@ -82,6 +92,8 @@ class Pipelining:
             or table.has_suspect(rows.table_rows)
             or model.kv.lending.lies_over_lent
         ):
+            return False
+        if self._joins_forced and bool(table.is_constrained[rows.table_rows].any()):
             return False
         if job.phase is Phase.DECODE:
             return True

@@ -109,7 +109,13 @@ class UnitScheduler:
         )
         self._pipelining: Pipelining | None = None
         if policy.pipeline_depth > 1 and not only_counts and self._lane.may_pipeline:
-            self._pipelining = Pipelining(self._view, self._lane, self._packing, self._builder)
+            self._pipelining = Pipelining(
+                self._view,
+                self._lane,
+                self._packing,
+                self._builder,
+                joins_forced=spec.joins_forced,
+            )
         self._failures = Failures(self._memory)
         self._start = resident_at_start(spec)
         self._weights = weight_moves(spec, models, self._memory, self._shares)

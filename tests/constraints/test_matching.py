@@ -61,7 +61,7 @@ def test_a_model_without_end_tokens(model: MaskModel) -> None:
     assert len(allowed(matching, start)) == 1
     masks = matching.masks([replace(start, tokens=tokens_of(vocabulary, "a"))])
     assert masks.must_end[0]
-    assert not masks.bits.any()
+    assert not masks.bits[0].any()
     assert not masks.errors
 
 
@@ -74,7 +74,7 @@ def test_a_logit_without_a_token_is_never_allowed(
     assert max(found) < model.vocab_size - MORE_LOGITS
     # nor is a special token, of which nothing would be seen in the text
     assert not found & (set(vocabulary.specials.values()) - set(model.end_tokens))
-    assert matching.masks([row]).bits.shape == (1, -(-model.vocab_size // 32))
+    assert matching.masks([row]).bits[0].shape == (-(-model.vocab_size // 32),)
 
 
 EMPTY = np.empty(0, np.int32)
@@ -134,7 +134,7 @@ def test_a_token_that_does_not_match_is_an_error_of_its_row(
     found = matching.masks([*rows, MaskRow("other", "e", constraint, EMPTY)])
     assert sorted(found.errors) == [1, 2, 4]
     assert found.must_end.tolist() == [True, False, False, True, False]
-    assert not found.bits[[1, 2, 4]].any()
+    assert not any(found.bits[row].any() for row in (1, 2, 4))
     assert "output token 0" in found.errors[1]
     # the same again, from what is kept
     assert matching.masks(rows).errors == {at: found.errors[at] for at in (1, 2)}
@@ -180,3 +180,53 @@ def test_forced_text_is_written_in_the_tokens_of_the_model(
         assert sampler.text(tokens) == text
         if "s>" not in text:
             assert tokens == vocabulary.encode(text)
+
+
+def test_a_run_is_what_masks_allow_one_by_one(
+    model: MaskModel, vocabulary: Vocabulary, masks: TokenMasks
+) -> None:
+    sampler = Sampler(model.name, vocabulary)
+    num_runs = num_long = 0
+    for seed in range(12):
+        constraint = Constraint(grammars.json_schema(Schemas(seed + 90).draw(), "schema"))
+        plain, joined = Matching({model.name: masks}), Matching({model.name: masks})
+        if plain.masks([MaskRow(model.name, "r", constraint, EMPTY)]).errors:
+            continue
+        output, _ = sampler.draw(plain.masks, constraint, seed, "drawn")
+        at = 0
+        while at <= len(output):
+            row = MaskRow(model.name, "r", constraint, np.array(output[:at], np.int32), joins=True)
+            found, wanted = joined.masks([row]), plain.masks([replace(row, joins=False)])
+            assert np.array_equal(found.bits, wanted.bits)
+            assert np.array_equal(found.must_end, wanted.must_end)
+            assert not wanted.runs
+            run = found.runs.get(0, ())
+            assert run[: len(output) - at] == tuple(output[at : at + len(run)])
+            for place, token in enumerate(run):
+                before = np.array([*output[:at], *run[:place]], np.int32)
+                assert allowed(plain, replace(row, tokens=before, joins=False)) == {token}
+            after = allowed(plain, replace(row, tokens=np.array([*output[:at], *run], np.int32)))
+            ends = set(vocabulary.end_tokens)
+            assert len(run) in (0, matching_module.MOST_RUN) or len(after) > 1 or after == ends
+            num_runs += len(run) > 1
+            num_long += len(run) == matching_module.MOST_RUN
+            at += max(1, len(run))
+    assert num_runs > 10
+    assert num_long > 0
+
+
+def test_tokens_of_a_run_may_be_asked_for_one_by_one(
+    model: MaskModel, vocabulary: Vocabulary, masks: TokenMasks
+) -> None:
+    """As a row does that goes on elsewhere, or again."""
+    text = '"name and value": 1'
+    constraint = Constraint(grammars.choice([text, "other"], "p"))
+    output = vocabulary.encode(text)
+    matching, fresh = Matching({model.name: masks}), Matching({model.name: masks})
+    asked = [*range(len(output) + 1), *reversed(range(len(output) + 1))]
+    for at in asked:
+        row = MaskRow(model.name, "r", constraint, np.array(output[:at], np.int32), joins=True)
+        wanted = fresh.masks([replace(row, request_id=f"{at}", joins=False)])
+        found = matching.masks([row])
+        assert not found.errors
+        assert np.array_equal(found.bits, wanted.bits)

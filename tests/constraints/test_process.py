@@ -17,6 +17,7 @@ import pytest
 from muxcluster.constraints import grammars
 from muxcluster.constraints.matching import Matching, TokenMasks
 from muxcluster.constraints.process import client as client_module
+from muxcluster.constraints.process import frames
 from muxcluster.constraints.process.blame import MOST_DEATHS, Blame
 from muxcluster.constraints.process.client import MaskClient
 from muxcluster.constraints.process.supervisor import MaskProcess
@@ -170,6 +171,26 @@ def test_rows_of_many_lengths_at_once(
         assert np.array_equal(found.bits, wanted.bits)
         assert np.array_equal(found.must_end, wanted.must_end)
     assert process.check("bytes", CONSTRAINT) is None
+
+
+def test_a_mask_that_comes_again_travels_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as the connection knows it, and whatever else has come meanwhile."""
+    monkeypatch.setattr(frames, "MOST_MASKS", 6)
+    chance = np.random.default_rng(0)
+    some = [chance.integers(0, 2**32, 9, dtype=np.uint32) for _ in range(10)]
+    sent, received = frames.SentMasks(), frames.ReceivedMasks()
+    num_bytes = 0
+    for number in range(100):
+        wanted = [some[at].copy() for at in chance.integers(0, 10, 3)]
+        for again in range(2):
+            masks = Masks(wanted, np.array([True, False, True]), {1: "wrong"})
+            message, data = sent.answer(number, masks)
+            assert not (again and data and not message[2])
+            found = received.masks(message, bytearray(data))
+            assert np.array_equal(found.bits, wanted)
+            assert (found.must_end.tolist(), found.errors) == ([True, False, True], {1: "wrong"})
+            num_bytes += len(data)
+    assert 10 * 36 < num_bytes < 100 * 3 * 36
 
 
 def test_no_row_or_connection_is_left(process: MaskProcess) -> None:

@@ -24,6 +24,12 @@ def token_of(request_id: str, index: int) -> int:
     return int.from_bytes(digest, "little") % VOCAB
 
 
+def num_forced(request_id: str, index: int) -> int:
+    """How many tokens the constraint of a request forces behind its output token `index`."""
+    digest = hashlib.blake2b(f"run {request_id} {index}".encode(), digest_size=4).digest()
+    return (0, 0, 0, 1, 2, 7)[int.from_bytes(digest, "little") % 6]
+
+
 class _Sequence:
     def __init__(self, request_id: str, num_prompt: int, side: Side, tokens: list[int]) -> None:
         self.request_id = request_id
@@ -31,6 +37,7 @@ class _Sequence:
         self.side = side
         self.tokens = tokens
         self.wants_prompt_logprobs = False
+        self.is_constrained = False
 
 
 class FakeMemory:
@@ -41,6 +48,7 @@ class FakeMemory:
 
     def __init__(self, spec: UnitSpec, padded_factor: float = 1.0) -> None:
         self._padded_factor = padded_factor
+        self._joins_forced = spec.joins_forced
         self._models = {m.name: (i, m) for i, m in enumerate(spec.models)}
         self._width = {m.name: m.shape.block_tokens(spec.block_bytes) for m in spec.models}
         # Models' slots differ in bytes, and lie over each other: memory is cells that divide all.
@@ -71,6 +79,8 @@ class FakeMemory:
                 prompt_logprobs[row] = entries
             steps = job.max_steps if rows.samples[row] else 0
             new = self._row(key, start, count, steps)
+            if job.max_steps == steps == 1 and self._joins_forced:
+                new += self._forced(self._sequences[key])
             tokens += new
             counts.append(len(new))
         return JobResult(
@@ -94,6 +104,16 @@ class FakeMemory:
         num_rows, num_columns = len(lengths), int(lengths.max())
         foretold = limit.row_bytes.of(num_rows, num_columns)
         return PaddedBatch(num_rows, num_columns, int(self._padded_factor * foretold))
+
+    def _forced(self, sequence: _Sequence) -> list[int]:
+        """What must follow the token sampled last: known now, computed by the next job."""
+        if not sequence.is_constrained:
+            return []
+        first = len(sequence.tokens) - sequence.num_prompt
+        count = num_forced(sequence.request_id, first - 1)
+        new = [token_of(sequence.request_id, first + place) for place in range(count)]
+        sequence.tokens += new
+        return new
 
     def _copy(self, job: Job) -> None:
         """All saves before any move or restore."""
@@ -126,6 +146,7 @@ class FakeMemory:
                 admission.tokens.tolist(),
             )
             sequence.wants_prompt_logprobs = admission.sampling.prompt_logprobs is not None
+            sequence.is_constrained = admission.sampling.constraint is not None
             self._sequences[key] = sequence
             self._tables[key] = {}
         tables = job.tables

@@ -25,6 +25,8 @@ def _count(text: str) -> int:
 _TOOL_PARSERS: Mapping[str, str] = {
     "hermes": "hermes",
     "llama3_json": "llama3",
+    "qwen3_coder": "qwen3_coder",
+    "qwen3_xml": "qwen3_coder",
     "mistral": "mistral",
     "deepseek_v3": "deepseek",
     "deepseek_v31": "deepseek",

@@ -25,10 +25,12 @@ class Blame:
         self._suspects = mmap.mmap(-1, _PLACES * _RECORD)
         self._lock = threading.Lock()
         self._places: dict[int, int] = {}  # by thread
+        self._digests: dict[int, tuple[MaskRow, bytes]] = {}  # by thread, of its row
 
     def begin(self, row: MaskRow) -> bool:
         """Note that this thread begins with the row; return False if it must not."""
         digest = _digest(row)
+        self._digests[threading.get_ident()] = row, digest
         at = _find(self._suspects, digest)
         if at is not None and self._suspects[at + _DIGEST] >= MOST_DEATHS:
             return False
@@ -42,7 +44,9 @@ class Blame:
         place = self._place()
         if place is not None:
             self._busy[place : place + _RECORD] = bytes(_RECORD)
-        at = _find(self._suspects, _digest(row))
+        begun = self._digests.get(threading.get_ident())
+        digest = begun[1] if begun is not None and begun[0] is row else _digest(row)
+        at = _find(self._suspects, digest)
         if at is not None:
             self._suspects[at : at + _RECORD] = bytes(_RECORD)
 
@@ -50,6 +54,7 @@ class Blame:
         """This thread ends."""
         with self._lock:
             self._places.pop(threading.get_ident(), None)
+            self._digests.pop(threading.get_ident(), None)
 
     def server_died(self) -> None:
         """Suspect the rows that the server worked on. In the process that forks."""

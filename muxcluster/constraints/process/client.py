@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from muxcluster.constraints.process.frames import SentGrammars, masks_of, receive, send
+from muxcluster.constraints.process.frames import ReceivedMasks, SentGrammars, receive, send
 from muxcluster.constraints.rows import MaskRow, Masks
 from muxcluster.core.errors import EngineFailure
 
@@ -51,7 +51,9 @@ class MaskClient:
     The process may die and start again at any time: then it is asked again, with all tokens.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, joins: bool = False) -> None:
+        """joins: who asks may ask for runs of forced tokens (`MaskRow.joins`)."""
+        self.joins = joins
         self._address = address
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
@@ -132,13 +134,14 @@ class _Connection:
             self._stream.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> None:
+        masks = ReceivedMasks()
         with self._stream:
             try:
                 while True:
                     message, data = receive(self._stream)
                     with self._lock:
                         pending = self._waiting.pop(message[1])
-                    pending.end(masks_of(message, data))
+                    pending.end(masks.masks(message, data))
             except (OSError, EOFError):
                 self.close()
         with self._lock:

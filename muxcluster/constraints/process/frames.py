@@ -18,6 +18,7 @@ from muxcluster.core.sampling import Constraint
 
 _HEAD = struct.Struct(">IQ")  # bytes of the tuple, bytes of the arrays
 MOST_GRAMMARS = 256  # that one connection knows by number, so that their text travels once
+MOST_MASKS = 256  # the same of masks, of 16 KB each for 128,000 tokens
 
 
 def send(stream: socket.socket, message: tuple[Any, ...], data: bytes = b"") -> None:
@@ -63,9 +64,8 @@ class SentGrammars:
             if known is None:
                 known = self._numbers[grammar] = len(self._numbers)
                 new.append((known, grammar))
-            heads.append(
-                (row.model, row.request_id, known, row.constraint.begins_after, len(row.tokens))
-            )
+            begins_after, num_tokens = row.constraint.begins_after, len(row.tokens)
+            heads.append((row.model, row.request_id, known, begins_after, num_tokens, row.joins))
         tokens = b"".join(np.ascontiguousarray(row.tokens, np.int32).tobytes() for row in rows)
         return ("masks", number, forgets, new, heads), tokens
 
@@ -84,21 +84,59 @@ class ReceivedGrammars:
         self._texts.update(new)
         tokens = np.frombuffer(data, np.int32)
         rows, at = [], 0
-        for model, request_id, known, begins_after, num_tokens in heads:
+        for model, request_id, known, begins_after, num_tokens, joins in heads:
             constraint = Constraint(self._texts[known], begins_after)
-            rows.append(MaskRow(model, request_id, constraint, tokens[at : at + num_tokens]))
+            mine = tokens[at : at + num_tokens]
+            rows.append(MaskRow(model, request_id, constraint, mine, joins))
             at += num_tokens
         return rows
 
 
-def answer(number: int, masks: Masks) -> tuple[tuple[Any, ...], bytes]:
-    """Return the frame with the masks of request `number`."""
-    ends: list[bool] = masks.must_end.tolist()
-    return ("masks", number, ends, dict(masks.errors)), masks.bits.tobytes()
+class SentMasks:
+    """Numbers of the masks that a connection's other end has.
+
+    A mask that comes again, as that inside a text does at every step and in many rows, travels
+    once.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+
+    def answer(self, number: int, masks: Masks) -> tuple[tuple[Any, ...], bytes]:
+        """Return the frame with the masks of request `number`."""
+        forgets = len(self._numbers) > MOST_MASKS
+        if forgets:
+            self._numbers.clear()
+        known: list[int] = []
+        new: list[bytes] = []
+        sizes: list[int] = []
+        for bits in masks.bits:
+            mask = bits.tobytes()
+            at = self._numbers.get(mask)
+            if at is None:
+                at = self._numbers[mask] = len(self._numbers)
+                new.append(mask)
+                sizes.append(len(bits))
+            known.append(at)
+        rest = masks.must_end.tolist(), dict(masks.errors), dict(masks.runs)
+        return ("masks", number, forgets, known, sizes, *rest), b"".join(new)
 
 
-def masks_of(message: tuple[Any, ...], data: bytearray) -> Masks:
-    """Return the masks of an answer."""
-    _, _, ends, errors = message
-    bits: NDArray[np.uint32] = np.frombuffer(data, np.uint32)
-    return Masks(bits.reshape(len(ends), -1) if ends else bits, np.array(ends, np.bool_), errors)
+class ReceivedMasks:
+    """The other end of `SentMasks`."""
+
+    def __init__(self) -> None:
+        self._masks: list[NDArray[np.uint32]] = []
+
+    def masks(self, message: tuple[Any, ...], data: bytearray) -> Masks:
+        """Return the masks of an answer; a mask that came before is the same array again."""
+        _, _, forgets, known, sizes, ends, errors, runs = message
+        if forgets:
+            self._masks.clear()
+        words: NDArray[np.uint32] = np.frombuffer(data, np.uint32)
+        at = 0
+        for size in sizes:
+            self._masks.append(words[at : at + size])
+            at += size
+        bits = [self._masks[each] for each in known]
+        return Masks(bits, np.array(ends, np.bool_), errors, runs)

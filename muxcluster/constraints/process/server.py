@@ -11,7 +11,7 @@ from typing import Any
 
 from muxcluster.constraints.matching import BadGrammar, Matching, TokenMasks
 from muxcluster.constraints.process.blame import Blame
-from muxcluster.constraints.process.frames import ReceivedGrammars, answer, receive, send
+from muxcluster.constraints.process.frames import ReceivedGrammars, SentMasks, receive, send
 from muxcluster.constraints.rows import MaskRow
 
 COMPILE_NICE = 10  # of a thread that compiles ahead of need
@@ -90,6 +90,7 @@ class _Connection:
         self._matching = matching
         self._watch = watch
         self._grammars = ReceivedGrammars()
+        self._sent = SentMasks()
 
     def run(self) -> None:
         """Answer until the other end closes."""
@@ -104,7 +105,7 @@ class _Connection:
 
     def _answer(self, message: tuple[Any, ...], data: bytearray) -> None:
         masks = self._matching.masks(self._grammars.rows(message, data), self._watch)
-        send(self._stream, *answer(message[1], masks))
+        send(self._stream, *self._sent.answer(message[1], masks))
 
     def _prepare(self, model: str, grammar: str) -> None:
         """Compile a grammar on this thread, for which the unit has a connection of its own."""

@@ -103,4 +103,5 @@ class Reordered:
             is_broken=done.is_broken[columns],
             refused={int(self.order[row]): why for row, why in done.refused.items()},
             mask_wait_s=done.mask_wait_s,
+            runs={int(self.order[row]): run for row, run in done.runs.items()},
         )

@@ -28,6 +28,9 @@ class RowsResult:
     padded: PaddedBatch | None = None
     refused: Mapping[int, str] = field(default_factory=dict)  # as `Sampled.refused_rows`, by row
     mask_wait_s: float = 0.0  # of all steps
+    # Row -> tokens that must follow the one it sampled in the last step, in the history already;
+    # their keys and values are not computed
+    runs: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 class Pending(Protocol):
@@ -149,4 +152,5 @@ def result_of(
         is_broken=is_broken,
         refused={int(rows[i]): why for step in steps for i, why in step.refused_rows.items()},
         mask_wait_s=sum(step.mask_wait_s for step in steps),
+        runs={int(rows[i]): run for i, run in steps[-1].runs.items()},
     )

@@ -1,6 +1,6 @@
 """Chooses the next token of every row of a batch (design.md §4, sampling)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +12,7 @@ from muxcluster.core.job import TokenLogprobs
 from muxcluster.engine.sampling.batch import Batch
 from muxcluster.engine.sampling.best import best_tokens
 from muxcluster.engine.sampling.bias import add_bias, hold_end_tokens, rows_to_bias, rows_to_hold
-from muxcluster.engine.sampling.constrained import Allowed
+from muxcluster.engine.sampling.constrained import MOST_FEW, Allowed
 from muxcluster.engine.sampling.draw import draw
 from muxcluster.engine.sampling.logprobs import token_logprobs
 from muxcluster.engine.sampling.parameters import SequenceSampling
@@ -54,6 +54,7 @@ class Sampled:
     # row -> why its constraint could not be followed (`Allowed.errors`); its token is noise
     refused_rows: Mapping[int, str] = field(default_factory=dict)
     mask_wait_s: float = 0.0  # `Allowed.waited_s`
+    runs: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # `Allowed.runs`
 
 
 def sample(
@@ -69,31 +70,23 @@ def sample(
     logits: fp32 [rows, vocab], not changed. table_rows, lengths: [rows]; a row samples output
     token lengths - num_prompt_tokens of its sequence. history: int32 [max_seqs, max_model_len + 1]
     with the tokens before it. state: parameters of the admitted sequences. allowed: of the rows
-    with constraints; all other tokens are impossible, whatever else applies. Order: constraint,
-    logit bias, end tokens suppressed while output < min_tokens, repetition penalty, frequency and
-    presence penalties; then greedy rows (temperature 0) take the best token, the lowest id on a
+    with constraints; all other tokens are impossible, whatever else applies. Order: logit bias, end
+    tokens suppressed while output < min_tokens, repetition penalty, frequency and presence
+    penalties, constraint; then greedy rows (temperature 0) take the best token, the lowest id on a
     tie; others: temperature, min-p, top-k, top-p, draw. Logprobs are of the logits as given. Raises
     ValueError if the shapes do not agree.
     """
     _check(logits, table_rows, lengths, state)
     batch = Batch(table_rows, history, lengths, state, allowed)
     logits, broken_rows = _repaired(logits)
-    edited = _edited(logits, batch)
-    tokens = best_tokens(edited)
-    drawn = np.flatnonzero(state.temperature[table_rows] > 0)
-    at_once = max(1, _CHUNK_LOGITS // state.vocab_size)
-    for start in range(0, len(drawn), at_once):
-        rows = drawn[start : start + at_once]
-        where = torch.from_numpy(rows).to(logits.device)
-        tokens[where] = _drawn(edited[where], batch, rows)
-    chosen = tokens.cpu().numpy()
+    chosen = _chosen(_edited(logits, batch), batch)
     if allowed is not None:
         chosen = allowed.kept(chosen)
     found = _logprobs(logits, chosen, batch)
     if allowed is None:
         return Sampled(chosen.astype(np.int32), found, broken_rows)
-    errors, waited_s = allowed.errors, allowed.waited_s
-    return Sampled(chosen.astype(np.int32), found, broken_rows, errors, waited_s)
+    of_masks = allowed.errors, allowed.waited_s, allowed.runs
+    return Sampled(chosen.astype(np.int32), found, broken_rows, *of_masks)
 
 
 def prompt_logprobs(
@@ -135,8 +128,8 @@ def _repaired(logits: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _edited(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the logits after all edits but truncation; `logits` itself if none apply."""
-    edited = logits if batch.allowed is None else batch.allowed.only(logits)
+    """Return the logits after all edits but constraints and truncation; `logits` if none apply."""
+    edited = logits
     for choose, edit in _EDITS:
         rows = choose(batch)
         if len(rows):
@@ -146,8 +139,90 @@ def _edited(logits: Tensor, batch: Batch) -> Tensor:
     return edited
 
 
+def _chosen(logits: Tensor, batch: Batch) -> NDArray[np.int64]:
+    """Return the token of every row, int64 [rows], from its edited logits [rows, vocab]."""
+    allowed, tokens = batch.allowed, np.empty(len(logits), np.int64)
+    free = np.arange(len(logits))
+    if allowed is not None and logits.is_cuda:
+        logits = allowed.only(logits)
+    elif allowed is not None:
+        free = np.setdiff1d(free, allowed.rows, assume_unique=True)
+        _choose_allowed(logits, batch, allowed, tokens)
+    is_drawn = batch.state.temperature[batch.table_rows[free]] > 0
+    best = free[~is_drawn]
+    if len(best):
+        mine = logits if len(best) == len(logits) else logits[_where(best, logits)]
+        tokens[best] = best_tokens(mine).cpu().numpy()
+    for rows in _parts(free[is_drawn], batch.state.vocab_size):
+        tokens[rows] = _drawn(logits[_where(rows, logits)], batch, rows).cpu().numpy()
+    return tokens
+
+
+def _choose_allowed(
+    logits: Tensor, batch: Batch, allowed: Allowed, tokens: NDArray[np.int64]
+) -> None:
+    """Write the tokens of the constrained rows to `tokens` [rows]. On the CPU.
+
+    A row's way depends on its mask alone, or its token would depend on the rest of the batch.
+    """
+    masks = dict(zip(allowed.rows.tolist(), allowed.tokens, strict=True))
+    few = {row: mine.few for row, mine in masks.items() if mine.few is not None}
+    for rows in _parts(np.array(list(few), np.int64), MOST_FEW):
+        ids, part = _gathered(logits, rows, [few[row] for row in rows.tolist()])
+        places = _picked(part, batch, rows)
+        tokens[rows] = ids.numpy()[np.arange(len(rows)), places]
+    many = np.array([row for row in masks if row not in few], np.int64)
+    for rows in _parts(many, batch.state.vocab_size):
+        part = logits[_where(rows, logits)]
+        for own, row in zip(part, rows.tolist(), strict=True):
+            torch.minimum(own, masks[row].bounds, out=own)
+        tokens[rows] = _picked(part, batch, rows)
+
+
+def _gathered(
+    logits: Tensor, rows: NDArray[np.int64], few: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the token ids and logits, [len(rows), MOST_FEW], of rows that may sample few tokens.
+
+    few: of each row. Behind them the logits are -inf.
+    """
+    ids = torch.zeros((len(rows), MOST_FEW), dtype=torch.int64)
+    is_token = torch.zeros(ids.shape, dtype=torch.bool)
+    for place, mine in enumerate(few):
+        ids[place, : len(mine)] = mine
+        is_token[place, : len(mine)] = True
+    part = logits[_where(rows, logits).unsqueeze(1), ids]
+    return ids, part.masked_fill_(~is_token, -torch.inf)
+
+
+def _picked(part: Tensor, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the place in `part` [len(rows), width], overwritten, that each of `rows` samples."""
+    is_drawn = batch.state.temperature[batch.table_rows[rows]] > 0
+    if is_drawn.all():
+        return _drawn(part, batch, rows).numpy()
+    places = best_tokens(part).numpy()
+    if is_drawn.any():
+        drawn = _where(np.flatnonzero(is_drawn), part)
+        places[is_drawn] = _drawn(part[drawn], batch, rows[is_drawn]).numpy()
+    return places
+
+
+def _where(rows: NDArray[np.int64], logits: Tensor) -> Tensor:
+    return torch.from_numpy(rows).to(logits.device)
+
+
+def _parts(rows: NDArray[np.int64], width: int) -> Iterator[NDArray[np.int64]]:
+    """Yield `rows` in parts of which an array [rows, width] stays in the processor's cache."""
+    at_once = max(1, _CHUNK_LOGITS // width)
+    for start in range(0, len(rows), at_once):
+        yield rows[start : start + at_once]
+
+
 def _drawn(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> Tensor:
-    """Return random tokens int64 [len(rows)] from those rows' logits, overwritten."""
+    """Return random tokens int64 [len(rows)] from those rows' logits [rows, width], overwritten.
+
+    width: the vocabulary, or the tokens that are possible.
+    """
     state, table_rows, device = batch.state, batch.table_rows[rows], logits.device
     temperature = torch.from_numpy(state.temperature[table_rows]).to(logits)
     temperature = temperature.clamp_(min=torch.finfo(logits.dtype).tiny)

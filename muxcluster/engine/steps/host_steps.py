@@ -129,10 +129,11 @@ class HostSteps:
             now = Rows(rows.table_rows, starts, counts, rows.samples, rows.prefixes)
             asked = self._prompts.of(rows.table_rows, starts, counts)
             lengths = (starts + counts)[sampling]
-            allowed = self._constrained.begin(rows.table_rows[sampling], lengths)
+            mine = rows.table_rows[sampling]
+            allowed = self._constrained.begin(mine, lengths, is_last=num_steps == 1)
             logits = self._forward.logits(now, asked)
             own = logits[: len(sampling)]
-            steps.append(self._sample(own, rows.table_rows[sampling], lengths, allowed))
+            steps.append(self._sample(own, mine, lengths, allowed))
             if len(asked.rows):
                 history = self._arena.history
                 prompt_logprobs = asked.logprobs(logits[len(sampling) :], history)
@@ -158,6 +159,10 @@ class HostSteps:
         allowed = None if pending is None else pending.wait()
         sampled = sample(logits, table_rows, history, lengths, self._sampling, allowed)
         history[self._index(table_rows), self._index(lengths)] = self._tensor(sampled.tokens)
+        for row, run in sampled.runs.items():
+            start = int(lengths[row]) + 1
+            mine = history[int(table_rows[row]), start : start + len(run)]
+            mine.copy_(torch.tensor(run))
         return sampled
 
     def _index(self, array: NDArray[np.integer]) -> Tensor:

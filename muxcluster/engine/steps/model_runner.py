@@ -64,7 +64,9 @@ class ModelRunner:
         """
         self._sampling = SequenceSampling(spec.max_seqs, spec.vocab_size, spec.eos_token_ids)
         self._prompts = PromptPositions()
-        self._constrained = ConstrainedRows(spec, arena.history, masks)
+        # A step over several tokens of a row is none that was recorded, and a padded one no decode.
+        may_join = capture is None and not isinstance(forward, Slab)
+        self._constrained = ConstrainedRows(spec, arena.history, masks, may_join=may_join)
         self._runs_in_pieces = capture is None and isinstance(forward, FusedDecoder)
         self._steps: Steps
         if capture is not None and not isinstance(forward, Slab):

@@ -57,6 +57,7 @@ def joined(results: Sequence[RowsResult], pieces: Sequence[slice]) -> RowsResult
         is_broken=np.concatenate([result.is_broken for result in results]),
         refused=_shifted([result.refused for result in results], starts),
         mask_wait_s=max(result.mask_wait_s for result in results),
+        runs=_shifted([result.runs for result in results], starts),
     )
 
 

@@ -89,7 +89,9 @@ class UnitRunner:
         models, self.arena = self.memory.forwards, self.memory.arena
         self._copies = UnitCopies(spec, self.arena)
         self._pieces = PieceThreads()
-        masks = MaskClient(spec.mask_address) if spec.mask_address else None
+        masks = None
+        if spec.mask_address:
+            masks = MaskClient(spec.mask_address, joins=spec.joins_forced)
         self._models = {
             model.name: ModelRunner(
                 model,

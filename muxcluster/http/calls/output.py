@@ -13,7 +13,7 @@ from muxcluster.text.reasoning import PromptEnd, prompt_end
 from muxcluster.text.schemas import ChatBody
 from muxcluster.text.tokenizer import Tokenizer
 from muxcluster.text.tools.asked import AskedTools
-from muxcluster.text.tools.grammar import call_grammar, call_or_json_grammar
+from muxcluster.text.tools.grammar import call_grammar, call_or_json_grammar, text_arguments
 from muxcluster.text.tools.output import OutputRules
 from muxcluster.text.validation.prompts import chat_messages
 
@@ -35,6 +35,7 @@ def output_rules(
         may_repeat=asked is None or asked.may_repeat,
         shows_reasoning=body.include_reasoning is not False,
         kept_tokens=_special(model.tokenizer, marks),
+        texts={} if asked is None else text_arguments(asked),
     )
 
 

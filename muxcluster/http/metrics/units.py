@@ -84,6 +84,10 @@ COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
         "Requests that came with a constraint.",
         lambda m: m.num_constrained,
     ),
+    "muxcluster:forced_tokens": (
+        "Output tokens that took no step of their own: a constraint left no choice.",
+        lambda m: m.num_forced,
+    ),
     "muxcluster:mask_wait_seconds": (
         "Seconds that jobs waited for what constraints allow.",
         lambda m: m.mask_wait_s,

@@ -189,7 +189,7 @@ class Memory:
 
         Nobody is preempted.
         """
-        lengths = model.running.num_computed[rows] + np.int32(1)
+        lengths = model.running.num_tokens[rows]
         grown = model.kv.grow(rows, lengths)
         if not isinstance(grown, Shortage):
             return rows, grown

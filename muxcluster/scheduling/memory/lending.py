@@ -229,20 +229,20 @@ class Swapping:
             return rows[table.is_live[rows] & ~table.is_lent[rows]]
 
         def lack() -> int:
-            return model.kv.lack(rest(), table.num_computed[rest()] + 1)
+            return model.kv.lack(rest(), table.num_tokens[rest()])
 
         saves = self._make_room(model, first, lack, job_id, now)
         if saves is None:
             return rows[:0], None, ()
         stays = rest()
-        grown = model.kv.grow(stays, table.num_computed[stays] + 1)
+        grown = model.kv.grow(stays, table.num_tokens[stays])
         assert not isinstance(grown, Shortage), "room was made"
         return stays, grown, saves
 
     def restore(self, model: ModelState, row: int, job_id: int, now: float) -> Restored | None:
         """Restore a lent sequence with room for its next token; None where it has to wait."""
         table = model.running
-        lacks = model.kv.capacity[row] < table.num_computed[row] + 1
+        lacks = model.kv.capacity[row] < table.num_tokens[row]
         column = model.blocks_per_column if lacks else 0
 
         def lack() -> int:
@@ -342,7 +342,7 @@ class SequenceRestoring:
     def _first_short(self, model: ModelState) -> int:
         """Return the seniority of the first idle interactive sequence that lacks blocks."""
         table = model.running
-        is_short = model.kv.capacity < table.num_computed + 1
+        is_short = model.kv.capacity < table.num_tokens
         is_short &= ~table.is_prefilling
         is_short |= table.is_lent
         is_short &= table.is_live & ~table.is_batch & ~table.in_job
@@ -367,7 +367,7 @@ class SequenceRestoring:
         return restore(model, row, job_id)
 
     def _next_column(self, model: ModelState, row: int) -> int:
-        lacks = model.kv.capacity[row] < model.running.num_computed[row] + 1
+        lacks = model.kv.capacity[row] < model.running.num_tokens[row]
         return model.blocks_per_column if lacks else 0
 
     def _reserve(self, model: ModelState, rank: int) -> int:

@@ -12,7 +12,7 @@ from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.memory.lending import Restored
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.running import TableRows
-from muxcluster.scheduling.steptime.line import JobWork
+from muxcluster.scheduling.steptime.line import JobWork, decode_work
 from muxcluster.scheduling.steptime.model import JobTimes, StepTimes
 
 
@@ -110,7 +110,7 @@ class Draft:
 
     @property
     def num_decodes(self) -> int:
-        """Rows that decode a token."""
+        """Tokens of rows that decode: one of each, and forced ones."""
         return int(self.work.num_rows)
 
     @property
@@ -149,7 +149,7 @@ class Draft:
         """How many of `rows`, in order, may decode in the job too."""
         if seconds == np.inf or len(rows) == 0:
             return len(rows)
-        lengths = self.model.running.num_computed[rows] + np.int32(1)
+        lengths = self.model.running.num_tokens[rows]
         return self._times.rows_within(seconds, self.work, lengths)
 
     def fitting(self, rows: TableRows) -> TableRows:
@@ -170,7 +170,7 @@ class Draft:
         is_batch: bool,
         is_admitted: bool = False,
     ) -> None:
-        """Add rows of one class that decode a token.
+        """Add rows of one class that decode a token, and compute the forced ones before it.
 
         grown: their new table entries; is_admitted: see Batch.
         """
@@ -179,14 +179,15 @@ class Draft:
         if is_admitted:
             self._admitted += rows.tolist()
         num_batch = len(rows) if is_batch else 0
-        self._add(rows, np.ones(len(rows), dtype=np.int32), num_batch)
+        counts = self.model.running.uncomputed(rows)
+        self._add(rows, counts, num_batch)
         if grown is not None and len(grown):
             self._tables.append(grown)
         lengths = self.model.running.num_computed[rows]
-        context = int(np.add.reduce(lengths)) + len(rows)
+        num_tokens, context = decode_work(lengths, counts)
         if self.model.scaling is not None:
             self._longest = max(self._longest, int(lengths.max()))
-        self.work = self.work.with_rows(len(rows), context)
+        self.work = self.work.with_rows(num_tokens, context)
 
     def chunk(self, row: int, count: int, *, is_admitted: bool = False) -> None:
         """Add the next `count` tokens of a prompt. is_admitted: it took its row just now."""

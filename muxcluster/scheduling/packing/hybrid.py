@@ -124,7 +124,7 @@ class HybridPacking:
             first = urgent[np.argsort(table.deadline_s[urgent], kind="stable")[:most]]
             urgent = draft.fitting(first)
         if len(urgent):
-            lengths = table.num_computed[urgent] + np.int32(1)
+            lengths = table.num_tokens[urgent]
             rows, grown = self._memory.grow(model, urgent, lengths, turn.now)
             draft.decode(rows, grown, is_batch=False)
 

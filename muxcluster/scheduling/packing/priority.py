@@ -51,7 +51,7 @@ class PriorityPacking:
         return True
 
     def pack(self, model: ModelState, phase: Phase, turn: Turn) -> Batch:
-        """Begun prompts before new ones; every decode costs one token of a mixed job's budget."""
+        """Begun prompts before new ones; decodes take their tokens of a mixed job's budget."""
         limits = self._limits
         if phase is Phase.PREFILL:
             return self._chunks(model, limits.token_budget)
@@ -60,7 +60,8 @@ class PriorityPacking:
         decodes = self._decodes(
             model, turn.now, min(limits.max_decode_rows, limits.token_budget), 1
         )
-        chunks = self._chunks(model, limits.token_budget - len(decodes))
+        num_decodes = int(np.add.reduce(decodes.counts))
+        chunks = self._chunks(model, max(0, limits.token_budget - num_decodes))
         return Batch(
             rows=np.concatenate((decodes.rows, chunks.rows)),
             counts=np.concatenate((decodes.counts, chunks.counts)),
@@ -142,9 +143,9 @@ def decode_batch(
         left = table.max_total[rows] - table.num_tokens[rows]
         steps = min(steps, int(left.min()))
     # One step more than one is worth no preemption.
-    grown = memory.try_grow(model, rows, table.num_computed[rows] + np.int32(steps))
+    lengths = table.num_tokens[rows]
+    grown = memory.try_grow(model, rows, lengths + np.int32(steps - 1))
     if grown is None:
         steps = 1
-        lengths = table.num_computed[rows] + np.int32(1)
         rows, grown = memory.grow(model, rows, lengths, now)
-    return Batch(rows, np.ones(len(rows), dtype=np.int32), grown, max_steps=steps)
+    return Batch(rows, table.uncomputed(rows), grown, max_steps=steps)

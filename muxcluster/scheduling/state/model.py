@@ -37,6 +37,7 @@ class Counters:
     num_non_finite: int = 0
     num_constrained: int = 0
     mask_wait_s: float = 0.0
+    num_forced: int = 0
 
 
 class Held(NamedTuple):
@@ -263,6 +264,7 @@ class ModelState:
             num_non_finite=counters.num_non_finite,
             num_constrained=counters.num_constrained,
             mask_wait_s=counters.mask_wait_s,
+            num_forced=counters.num_forced,
             batch_blocks=self.kv.batch_used,
             num_lent=self.running.num_lent,
             waiting_tokens=self.waiting.num_tokens + self.running.num_uncomputed,

@@ -65,6 +65,9 @@ class RunningTable:
         # Some sequence has a deadline or stop ids, or one since the table was last empty had them.
         # Mostly none has, and the arrays need no look.
         self.has_targets = self.has_own_stops = False
+        # Some sequence has a run of forced tokens to compute, or one since the table was last empty
+        # had one.
+        self.has_runs = False
         self.forget_idle()
 
     def forget_idle(self) -> None:
@@ -161,7 +164,7 @@ class RunningTable:
         else:
             self._free.append(row)
         if self.num_live == 0:
-            self.has_targets = self.has_own_stops = False
+            self.has_targets = self.has_own_stops = self.has_runs = False
         self.forget_idle()
         return live
 
@@ -277,6 +280,7 @@ class RunningTable:
         self.num_tokens[rows] += counts
         alive = ~self.is_aborted[rows]
         self.num_computed[rows[alive]] = computed[alive]
+        self.has_runs |= bool((alive & (counts > 1) & (computed < self.num_tokens[rows] - 1)).any())
         self.set_deadlines(rows[counts > 0], now)
 
     def append_zeros(self, rows: TableRows, count: int, now: float, running_s: float) -> None:
@@ -322,6 +326,15 @@ class RunningTable:
     def output(self, row: int) -> NDArray[np.int32]:
         """Return the output tokens so far, int32 [n]; a view."""
         return self.outputs[row, : self.num_tokens[row] - self.num_prompt[row]]
+
+    def uncomputed(self, rows: TableRows) -> NDArray[np.int32]:
+        """Return the known tokens of `rows` without KV, int32 [rows].
+
+        Where they decode that is one, and more where the last ones were forced.
+        """
+        if not self.has_runs:
+            return np.ones(len(rows), dtype=np.int32)
+        return self.num_tokens[rows] - self.num_computed[rows]
 
     def tokens(self, row: int) -> NDArray[np.int32]:
         """Return the prompt, then the output so far, int32 [num_tokens]."""
@@ -411,8 +424,10 @@ class RunningTable:
         tokens, computed = self.num_tokens[live], self.num_computed[live]
         assert (computed < tokens).all(), "a sequence has nothing left to compute"
         assert (tokens < self.max_total[live]).all(), "a sequence outlived its end"
-        ready = ~self.is_prefilling[live]
-        assert (computed[ready] == tokens[ready] - 1).all(), "a decoding sequence lags"
+        is_next = computed == tokens - 1
+        if self.has_runs:
+            is_next |= self.is_constrained[live]
+        assert is_next[~self.is_prefilling[live]].all(), "a decoding sequence lags"
         self._check_idle()
 
     def _check_idle(self) -> None:

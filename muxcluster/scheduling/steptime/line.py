@@ -12,7 +12,7 @@ from muxcluster.core.job import Job, Phase
 class JobWork(NamedTuple):
     """Decoding rows and prompt tokens of one job."""
 
-    num_rows: float = 0.0  # that decode
+    num_rows: float = 0.0  # that decode; one more for each forced token that they compute
     context: float = 0.0  # tokens these attend to, the new ones included, summed over the rows
     num_tokens: float = 0.0  # of prompts
     attention: float = 0.0  # Σ count · (start + count / 2) over the prompts' rows
@@ -43,7 +43,9 @@ def work_of(job: Job) -> JobWork:
     """
     starts = job.rows.starts.astype(np.float64)
     if job.phase is Phase.DECODE:
-        num_rows = len(starts)
+        num_rows, context = decode_work(job.rows.starts, job.rows.counts)
+        if num_rows > len(starts):
+            return JobWork(num_rows, context)
         half = (job.max_steps + 1) / 2
         return JobWork(num_rows, float(np.add.reduce(starts)) + num_rows * half)
     counts = job.rows.counts.astype(np.float64)
@@ -60,6 +62,19 @@ def work_of(job: Job) -> JobWork:
         num_tokens - num_decodes,
         attention - starting - num_decodes / 2,
     )
+
+
+def decode_work(starts: NDArray[np.int32], counts: NDArray[np.int32]) -> tuple[int, int]:
+    """Return the tokens that rows decode, and those that these attend to, the new ones included.
+
+    starts: tokens of each row with KV. counts: tokens that it computes; forced ones count as rows.
+    """
+    num_rows = len(starts)
+    num_tokens = int(np.add.reduce(counts))
+    if num_tokens == num_rows:
+        return num_rows, int(np.add.reduce(starts)) + num_rows
+    many = counts.astype(np.int64)
+    return num_tokens, int(many.dot(starts) + many.dot(many + 1) // 2)
 
 
 LEAST, MOST = 0.25, 8.0  # bounds of a coefficient relative to its prior

@@ -1,13 +1,15 @@
 """Reads the calls of one output, in the ways in which model families write them."""
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from muxcluster.text.tools.parts import Arguments, CallBegun, CallBroken, Part
 from muxcluster.text.tools.reader import Malformed, Reader, Steps
 
 _ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 _OTHER_KEYS = frozenset({"id", "type"})
+_QWEN_ENDS = ("\n</parameter>", "</parameter>")  # of a value: its last newline is not part of it
+_PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
 
 
 class Enough(Exception):
@@ -28,8 +30,9 @@ class Calls:
         make_id: Callable[[], str],
         *,
         may_repeat: bool,
+        texts: Mapping[str, Collection[str]] | None = None,
     ) -> None:
-        """names: of the tools that may be called."""
+        """names: of the tools that may be called. texts: `OutputRules.texts`."""
         self.num_complete = 0
         self.start = 0
         self._reader = reader
@@ -37,6 +40,7 @@ class Calls:
         self._give = give
         self._make_id = make_id
         self._may_repeat = may_repeat
+        self._texts = texts or {}
         self._num_begun = 0
         self._is_open = False
 
@@ -44,6 +48,10 @@ class Calls:
         """Raise Malformed unless `name` is a tool's."""
         if name not in self._names:
             raise Malformed
+
+    def is_text(self, name: str, argument: str) -> bool:
+        """Return True if an argument of the tool `name` is a text, whatever it looks like."""
+        return argument in self._texts.get(name, ())
 
     def begin(self, name: str) -> None:
         """Begin a call. Raises Malformed as `check`."""
@@ -128,6 +136,52 @@ def deepseek(reader: Reader, calls: Calls) -> Steps[None]:
         if not (yield from reader.take_after_spaces(begin)):
             break
     yield from reader.take_after_spaces("<｜tool▁calls▁end｜>")
+
+
+def qwen3_coder(reader: Reader, calls: Calls) -> Steps[None]:
+    """<function=NAME>, then <parameter=NAME>, a value and </parameter>; one call a mark.
+
+    Texts stand there as they are, other values as JSON: which is which, only the schema can tell.
+    """
+    yield from reader.expect("<function=")
+    name = (yield from reader.until(">")).strip()
+    calls.begin(name)
+    num_arguments = 0
+    while (yield from reader.take_after_spaces("<parameter=")):
+        argument = (yield from reader.until(">")).strip()
+        calls.add(("{" if num_arguments == 0 else ", ") + _json(argument) + ": ")
+        num_arguments += 1
+        yield from reader.take("\n")
+        if calls.is_text(name, argument):
+            calls.add('"')
+            yield from reader.text_before(_QWEN_ENDS, lambda piece: calls.add(_json(piece)[1:-1]))
+            calls.add('"')
+        else:
+            calls.add((yield from _qwen_value(reader)))
+    yield from reader.expect("</function>")
+    calls.add("}" if num_arguments else "{}")
+    calls.end()
+    yield from reader.take_after_spaces("</tool_call>")
+
+
+def _qwen_value(reader: Reader) -> Steps[str]:
+    """Return the JSON of a value that is JSON, a name of Python's or else text; skip its end."""
+    start = reader.position
+    try:
+        yield from reader.spaces()
+        value = yield from reader.json()
+        yield from reader.expect(_QWEN_ENDS[-1])
+        return value
+    except Malformed:
+        reader.position = start
+    pieces: list[str] = []
+    yield from reader.text_before(_QWEN_ENDS, pieces.append)
+    text = "".join(pieces)
+    return _PYTHON_NAMES.get(text.strip()) or _json(text)
+
+
+def _json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def plain_json(reader: Reader, calls: Calls) -> Steps[None]:

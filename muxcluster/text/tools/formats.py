@@ -15,7 +15,8 @@ class Written:
     """The texts around calls, as their models were trained to write them.
 
     begin and end stand around the arguments of one call, `{name}` in begin for the tool's name;
-    prefix and suffix around all calls of an output.
+    prefix and suffix around all calls of an output. field: where arguments are no JSON object, the
+    texts around each of them, `{name}` in the first for its name.
     """
 
     begin: str
@@ -23,6 +24,7 @@ class Written:
     separator: str = ""
     prefix: str = ""
     suffix: str = ""
+    field: tuple[str, str] | None = None
 
     def begin_of(self, name: str) -> str:
         """Return the text before the arguments of a call of the tool `name`."""
@@ -64,6 +66,18 @@ HERMES = ToolFormat(
     "hermes",
     calls.hermes,
     Written('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>", "\n"),
+    openers=("<tool_call>",),
+    marks=("<tool_call>", "</tool_call>"),
+)
+QWEN3_CODER = ToolFormat(
+    "qwen3_coder",
+    calls.qwen3_coder,
+    Written(
+        "<tool_call>\n<function={name}>\n",
+        "</function>\n</tool_call>",
+        "\n",
+        field=("<parameter={name}>\n", "\n</parameter>\n"),
+    ),
     openers=("<tool_call>",),
     marks=("<tool_call>", "</tool_call>"),
 )
@@ -124,7 +138,7 @@ JSON = ToolFormat(
 _REMEDY = "with models[].tool_format: json, we describe tools to it in a system message"
 # what only templates of formats that are not read here contain, and what to call those
 _UNKNOWN_SIGNS = {
-    "<function=": "Qwen3-Coder's XML",
+    "<function=": "an XML",
     "<arg_key>": "GLM's XML",
     "<|channel|>": "harmony (gpt-oss)",
     "<|python_start|>": "Llama 4's",
@@ -165,10 +179,12 @@ def _named(name: str, template: str) -> ToolFormat:
         return MISTRAL_NAMED if "[ARGS]" in template else MISTRAL
     if name == "deepseek":
         return DEEPSEEK if "```json" in template else DEEPSEEK_NAMED
-    return {each.name: each for each in (HERMES, LLAMA3)}[name]
+    return {each.name: each for each in (HERMES, QWEN3_CODER, LLAMA3)}[name]
 
 
 def _detected(template: str) -> ModelTools:
+    if "<function=" in template and "<parameter=" in template:
+        return ModelTools(QWEN3_CODER)
     for sign, name in _UNKNOWN_SIGNS.items():
         if sign in template:
             message = f"its chat template has {name} format, which is not read here; {_REMEDY}"

@@ -2,8 +2,8 @@
 
 import secrets
 import string
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from muxcluster.text.reasoning import PromptEnd, ReasoningTags
 from muxcluster.text.tools.calls import Calls, Enough
@@ -26,7 +26,8 @@ class OutputRules:
 
     tags: None if the model does not think, or its reasoning is to stay in the content. prompt_end:
     where the prompt leaves the model. format: None if no tool may be called. names: of the tools
-    that may be. kept_tokens: ids of special tokens that are marks of `tags` or `format`.
+    that may be. kept_tokens: ids of special tokens that are marks of `tags` or `format`. texts: by
+    tool, the arguments that are texts, for formats that do not quote them.
     """
 
     tags: ReasoningTags | None = None
@@ -36,6 +37,7 @@ class OutputRules:
     may_repeat: bool = True  # several calls in one output
     shows_reasoning: bool = True
     kept_tokens: frozenset[int] = frozenset()
+    texts: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def has_effect(self) -> bool:
@@ -58,7 +60,12 @@ class OutputParser:
         self._parts: list[Part] = []
         self._gap = ""
         self._calls = Calls(
-            self._reader, rules.names, self._give, make_id, may_repeat=rules.may_repeat
+            self._reader,
+            rules.names,
+            self._give,
+            make_id,
+            may_repeat=rules.may_repeat,
+            texts=rules.texts,
         )
         self.is_reasoning = False  # what was pushed last ends within the reasoning
         self.is_over = False  # a call is complete, and no further one is wanted

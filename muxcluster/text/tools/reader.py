@@ -109,6 +109,21 @@ class Reader:
                 raise Malformed
             yield from self.wait()
 
+    def text_before(self, ends: Sequence[str], on_piece: Callable[[str], None]) -> Steps[None]:
+        """Give the text before the first of `ends` to `on_piece`, as it arrives, and skip both.
+
+        Raises Malformed if none of them comes.
+        """
+        while True:
+            at, mark = self.find(ends)
+            piece = self.text[self.position : at]
+            self.position = at + len(mark or "")
+            if piece:
+                on_piece(piece)
+            if mark is not None:
+                return
+            yield from self.wait()
+
     def json(self, on_piece: Callable[[str], None] | None = None) -> Steps[str]:
         """Return the text of the JSON value that follows.
 

@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muxcluster.core.sampling import Constraint, SamplingParams
-from muxcluster.engine.sampling.constrained import Allowed
+from muxcluster.engine.sampling.constrained import (
+    LEAST_VOCAB,
+    MOST_FEW,
+    Allowed,
+    AllowedTokens,
+    KnownMasks,
+)
 from muxcluster.engine.sampling.sampler import sample
 from tests.engine.sampling.sampling_cases import EOS, build_case
 
@@ -25,7 +31,8 @@ def bits_of(mask: np.ndarray) -> np.ndarray:
 
 def allowed_of(rows: list[int], mask: np.ndarray, must_end: list[bool] | None = None) -> Allowed:
     ends = np.array(must_end or [False] * len(rows))
-    return Allowed(np.array(rows), bits_of(mask), ends, {})
+    tokens = [AllowedTokens(bits, mask.shape[1]) for bits in bits_of(mask)]
+    return Allowed(np.array(rows), tokens, ends, {})
 
 
 @settings(max_examples=60, deadline=None)
@@ -35,20 +42,24 @@ def test_tokens_are_those_of_a_draw_with_all_others_impossible(
 ) -> None:
     rng = np.random.default_rng(seed)
     num_rows = data.draw(st.integers(1, 6))
+    vocab = data.draw(st.sampled_from([VOCAB, LEAST_VOCAB + 45]))
     rows = data.draw(st.lists(st.integers(0, num_rows - 1), min_size=1, unique=True).map(sorted))
     params = [
         SamplingParams(
             temperature=data.draw(st.sampled_from([0.0, 0.7, 2.0])),
-            top_k=data.draw(st.sampled_from([None, 1, 5])),
+            top_k=data.draw(st.sampled_from([None, 1, 5, MOST_FEW + 9])),
             top_p=data.draw(st.sampled_from([1.0, 0.5])),
             repetition_penalty=data.draw(st.sampled_from([1.0, 3.0])),
             seed=row,
         )
         for row in range(num_rows)
     ]
-    case = build_case(params, vocab_size=VOCAB, seed=seed)
-    mask = rng.random((len(rows), VOCAB)) < data.draw(st.sampled_from([0.02, 0.3, 1.0]))
-    mask[np.arange(len(rows)), rng.integers(0, VOCAB, len(rows))] = True
+    case = build_case(params, vocab_size=vocab, seed=seed)
+    shares = data.draw(
+        st.lists(st.sampled_from([0.0, 0.02, 0.3, 1.0]), min_size=len(rows), max_size=len(rows))
+    )
+    mask = rng.random((len(rows), vocab)) < np.array(shares)[:, None]
+    mask[np.arange(len(rows)), rng.integers(0, vocab, len(rows))] = True
     table_rows = np.arange(num_rows, dtype=np.int32)
     before = case.logits.clone()
     got = sample(
@@ -99,8 +110,8 @@ def test_min_tokens_yield_only_to_a_text_that_is_over(must_end: bool, ends: bool
 
 def test_errors_are_told_by_row() -> None:
     case = build_case([SamplingParams(constraint=ANY)] * 2, vocab_size=VOCAB)
-    everything = np.ones((1, VOCAB), dtype=bool)
-    allowed = Allowed(np.array([1]), bits_of(everything), np.zeros(1, dtype=bool), {1: "too much"})
+    everything = KnownMasks(VOCAB).every
+    allowed = Allowed(np.array([1]), [everything], np.zeros(1, dtype=bool), {1: "too much"})
     found = sample(
         case.logits,
         np.arange(2, dtype=np.int32),
@@ -110,3 +121,58 @@ def test_errors_are_told_by_row() -> None:
         allowed,
     )
     assert found.refused_rows == {1: "too much"}
+
+
+@pytest.mark.parametrize("num_allowed", [0, 1, 2, MOST_FEW, MOST_FEW + 1, LEAST_VOCAB])
+def test_the_forms_of_a_mask_say_the_same(num_allowed: int) -> None:
+    vocab = LEAST_VOCAB + 45
+    mask = np.zeros(vocab, dtype=bool)
+    mask[np.random.default_rng(num_allowed).permutation(vocab)[:num_allowed]] = True
+    allowed = AllowedTokens(bits_of(mask[None])[0], vocab)
+    assert torch.equal(allowed.bounds, torch.where(torch.from_numpy(mask), torch.inf, -torch.inf))
+    assert [token in allowed for token in range(vocab)] == mask.tolist()
+    assert allowed.first == (int(mask.argmax()) if num_allowed else None)
+    if num_allowed > MOST_FEW:
+        assert allowed.few is None
+    else:
+        assert allowed.few is not None
+        assert allowed.few.tolist() == np.flatnonzero(mask).tolist()
+
+
+def test_a_token_does_not_depend_on_the_masks_of_other_rows() -> None:
+    """Rows of few tokens are drawn together, and beside rows of many."""
+    vocab, num_rows = LEAST_VOCAB, 6
+    rng = np.random.default_rng(5)
+    params = [SamplingParams(seed=row, top_p=0.9, top_k=40) for row in range(num_rows)]
+    case = build_case(params, vocab_size=vocab)
+    mask = rng.random((num_rows, vocab)) < np.array([[0.001], [0.01], [0.1], [0.9], [0.0], [0.1]])
+    mask[4, 77] = True
+    table_rows = np.arange(num_rows, dtype=np.int32)
+
+    def tokens(rows: list[int]) -> list[int]:
+        return sample(
+            case.logits[rows],
+            table_rows[rows],
+            case.history,
+            case.lengths[rows],
+            case.state,
+            allowed_of(list(range(len(rows))), mask[rows]),
+        ).tokens.tolist()
+
+    together = tokens(list(range(num_rows)))
+    assert together[4] == 77
+    assert together == [tokens([row])[0] for row in range(num_rows)]
+
+
+def test_a_known_mask_is_the_array_that_it_was_made_of() -> None:
+    """Whatever memory later arrays get: one that is gone is not taken for a new one."""
+    known = KnownMasks(VOCAB)
+    for number in range(200):
+        token = number % VOCAB
+        mask = np.zeros((1, VOCAB), dtype=bool)
+        mask[0, [token, 0]] = True
+        bits = bits_of(mask)[0]
+        found = known.of(bits)
+        assert known.of(bits) is found
+        assert token in found
+        assert token == 0 or token not in known.of(bits, (token,))

@@ -257,6 +257,71 @@ def test_a_unit_that_closes_ends_its_mask_process(tiny: ModelBuilder) -> None:
     assert not mask_processes()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_forced_tokens_that_are_joined_change_no_answer(
+    tiny: ModelBuilder, temperature: float
+) -> None:
+    """One token a step, and several where the schema leaves no choice: in fewer jobs."""
+    joined = spec_of([tiny("llama"), tiny("mistral")], lane="mixed", partition="none")
+    single = replace(joined, scheduler=replace(joined.scheduler, joins_forced=False))
+    names = [model.name for model in joined.models]
+    requests = [
+        request_of(name, prompt, replace(SAMPLED, seed=i, temperature=temperature))
+        for model in joined.models
+        for i, (name, prompt) in enumerate(prompts(model.name, 4, model.vocab_size).items())
+    ]
+    masks = mask_process(joined)
+    try:
+        assert all(masks.check(name, FOLLOWS) is None for name in names)
+        found = {}
+        for spec in (joined, single):
+            unit = SteppedUnit(spec, UnitRunner(replace(spec, mask_address=masks.address)))
+            tokens = unit.run(requests)
+            stats = unit.scheduler.stats(0.0, "u").models
+            found[spec.joins_forced] = tokens, len(unit.jobs), [each.num_forced for each in stats]
+    finally:
+        masks.close()
+    assert found[True][0] == found[False][0]
+    assert found[True][1] < 0.8 * found[False][1]
+    assert min(found[True][2]) > 0 == max(found[False][2])
+
+
+def test_max_tokens_and_stop_tokens_cut_a_run(tiny: ModelBuilder) -> None:
+    spec = spec_of([tiny("llama")], lane="mixed", partition="none")
+    name = spec.models[0].name
+    masks = mask_process(spec)
+    try:
+        assert masks.check(name, FOLLOWS) is None
+        runner = UnitRunner(replace(spec, mask_address=masks.address))
+
+        def output(**fields: object) -> list[int]:
+            sampling = replace(SAMPLED, seed=3, **fields)  # type: ignore[arg-type]
+            (tokens,) = (
+                SteppedUnit(spec, runner).run([request_of(f"{name}/1", [1, 2], sampling)]).values()
+            )
+            return list(tokens)
+
+        whole = output()
+        for most in range(1, 14):
+            assert output(max_tokens=most) == whole[:most]
+            stop = whole[most]
+            assert output(stop_token_ids=(stop,)) == whole[: whole.index(stop) + 1]
+    finally:
+        masks.close()
+
+
+def test_log_probabilities_are_those_of_sampled_tokens(tiny: ModelBuilder) -> None:
+    """A row that asked for them samples its forced tokens one by one."""
+    spec = spec_of([tiny("llama")], lane="mixed", partition="none")
+    name = spec.models[0].name
+    asked = {f"{name}/{number}": [1, 2, 3] for number in range(2)}
+    with running(spec) as (unit, sink):
+        submit(unit, asked, replace(SAMPLED, logprobs=2), seeded=True)
+        sink.wait_for_ends(len(asked))
+        check_valid(spec, sink, asked)
+        assert unit.stats().models[0].num_forced == 0
+
+
 def test_a_request_goes_on_in_another_unit(
     reference: tuple[UnitSpec, dict[str, list[int]], dict[str, list[int]]],
 ) -> None:

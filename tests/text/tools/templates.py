@@ -31,6 +31,28 @@ HERMES = """\
 {%- if enable_thinking is defined and enable_thinking is false %}
 {{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"""
 
+QWEN3_CODER = """\
+{{- '<|im_start|>system\\n# Tools\\n' }}
+{%- for tool in tools or [] %}{{ '<function><name>' + tool.function.name + '</name>\\n' }}
+{%- endfor %}{{ 'Call as <tool_call>\\n<function=name>\\n</function>\\n</tool_call><|im_end|>\\n' }}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{{ '<|im_start|>user\\n' + message.content + '<|im_end|>\\n' }}
+{%- elif message.role == 'assistant' %}{{ '<|im_start|>assistant' }}
+{%- if message.content %}{{ '\\n' + message.content }}{% endif %}
+{%- for tool_call in message.tool_calls or [] %}{% set tool_call = tool_call.function %}
+{{- '\\n<tool_call>\\n<function=' + tool_call.name + '>\\n' }}
+{%- for args_name, args_value in tool_call.arguments | items %}
+{{- '<parameter=' + args_name + '>\\n' }}
+{%- if args_value is mapping or (args_value is sequence and args_value is not string) %}
+{{- args_value | tojson }}{% else %}{{ args_value | string }}{% endif %}
+{{- '\\n</parameter>\\n' }}{% endfor %}
+{{- '</function>\\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}
+{%- elif message.role == 'tool' %}
+{{- '<|im_start|>user\\n<tool_response>\\n' + message.content }}
+{{- '\\n</tool_response>\\n<|im_end|>\\n' }}
+{%- endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
 LLAMA3 = """\
 {{- bos_token }}{{ '<|start_header_id|>system<|end_header_id|>\\n\\n' }}
 {%- if tools is defined and tools is not none %}{{ 'Environment: ipython\\n' }}
@@ -124,6 +146,7 @@ PLAIN = """\
 
 BY_FORMAT = {
     "hermes": HERMES,
+    "qwen3_coder": QWEN3_CODER,
     "llama3": LLAMA3,
     "mistral": MISTRAL,
     "mistral-named": MISTRAL_NAMED,
@@ -133,6 +156,7 @@ BY_FORMAT = {
 # where an assistant's turn begins and ends in each
 TURNS = {
     "hermes": ("<|im_start|>assistant\n", "<|im_end|>"),
+    "qwen3_coder": ("<|im_start|>assistant\n", "<|im_end|>"),
     "llama3": ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
     "mistral": ("[/INST]", "</s>"),
     "mistral-named": ("[/INST]", "</s>"),

@@ -79,6 +79,7 @@ def test_what_the_grammar_demands_is_what_the_template_writes(name, text_directo
     ("setting", "source", "name"),
     [
         ("auto", templates.HERMES, "hermes"),
+        ("auto", templates.QWEN3_CODER, "qwen3_coder"),
         ("auto", templates.LLAMA3, "llama3"),
         ("auto", templates.MISTRAL, "mistral"),
         ("auto", templates.DEEPSEEK_NAMED, "deepseek"),
@@ -99,7 +100,7 @@ def test_format_of_a_model(setting, source, name) -> None:
         ("auto", "", "no tools"),
         ("hermes", "{% for tool_call in message.tool_calls %}", "no tools"),
         ("none", templates.HERMES, "none"),
-        ("auto", "{{ tools }}<tool_call><function=x>", "Qwen3-Coder"),
+        ("auto", "{{ tools }}<function=x>{}</function>", "an XML format"),
         ("auto", "{{ tools }}<tool_call>x<arg_key>", "GLM"),
         ("auto", "{{ tools }}<|channel|>", "harmony"),
         ("auto", "{{ tools }}[unheard of]", "not known"),
