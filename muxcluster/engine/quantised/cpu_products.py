@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from muxcluster.engine.quantised.linear import QuantisedLinear, rounded
-from muxcluster.engine.quantised.weight import MIDDLE, QuantisedWeight, packed, unpacked
+from muxcluster.engine.quantised.weight import QuantisedWeight, packed
+from muxcluster.kernels.quantised_product import MIDDLE, unpacked
 
 _GROUPS = (32, 64, 128, 256)  # inputs that share a scale, as torch's kernel has them
 _INT4_TOLERANCE = 0.02  # of the largest result, in 16 bits

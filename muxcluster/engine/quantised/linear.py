@@ -7,15 +7,17 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from muxcluster.engine.quantised.weight import QuantisedWeight, are_alike, joined
+from muxcluster.kernels.quantised_product import fits, quantised_product
 
 _MOST = 127  # of an input rounded to 8 bits
 _LEAST_SCALE = 1e-12  # of a token of zeros
 
 
 class QuantisedLinear(nn.Module):
-    """A linear that keeps its weight quantised, and makes it dense for every product.
+    """A linear that keeps its weight quantised.
 
-    Products are those of the dense weight in the inputs' dtype; with `rounds_inputs` inputs are
+    On GPUs products are our kernel's where it takes the groups; otherwise the weight is made dense,
+    in the inputs' dtype, for every product. With `rounds_inputs` inputs are
     rounded to 8 bits first, with a scale a token (dynamic quantisation).
     """
 
@@ -77,7 +79,13 @@ class QuantisedLinear(nn.Module):
         if self.rounds_inputs:
             values, scales = rounded(inputs)
             inputs = (values * scales).to(inputs.dtype)
-        return linear(inputs, self.quantised.dense(inputs.dtype), self.bias)
+        if not inputs.is_cuda or not fits(self.group):
+            return linear(inputs, self.quantised.dense(inputs.dtype), self.bias)
+        flat = inputs.reshape(-1, self.in_features)
+        output = quantised_product(flat, self.values, self.scales, self.zeros, self.group)
+        if self.bias is not None:
+            output.add_(self.bias)
+        return output.view(*inputs.shape[:-1], self.out_features)
 
 
 def has_rounding(model: nn.Module) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-MIDDLE = 8  # of 4 bits: the zero of symmetric weights
+from muxcluster.kernels.quantised_product import MIDDLE, unpacked
 
 
 class CannotCut(ValueError):
@@ -55,7 +55,7 @@ class QuantisedWeight:
         """
         exact = torch.promote_types(dtype, torch.float32)
         num_out, num_in = self.shape
-        values = self._unpacked().to(exact).view(num_out, -1, self.group)
+        values = unpacked(self.values).to(exact).view(num_out, -1, self.group)
         if self.zeros is not None:
             values = values - self.zeros.unsqueeze(-1)
         elif self.is_packed:
@@ -114,19 +114,11 @@ class QuantisedWeight:
             group=group,
         )
 
-    def _unpacked(self) -> Tensor:
-        return unpacked(self.values) if self.is_packed else self.values
-
 
 def packed(values: Tensor) -> Tensor:
     """Return integers 0 to 15, [out, in] with `in` even, as uint8 [out, in / 2]."""
     small = values.to(torch.uint8)
     return small[:, 0::2] | (small[:, 1::2] << 4)
-
-
-def unpacked(values: Tensor) -> Tensor:
-    """Return uint8 [out, in] of what `packed` made."""
-    return torch.stack((values & 15, values >> 4), dim=-1).flatten(-2)
 
 
 def joined(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
