@@ -96,13 +96,15 @@ def make_model(folder: Path) -> Path:
     return path
 
 
-def write_config(path: Path, num_tokens: int, dtype: str) -> Path:
+def write_config(path: Path, num_tokens: int, dtype: str, quantize: str = "none") -> Path:
     """The configuration that serves the model in directory `path`."""
-    config = path.parent / f"{dtype}.yaml"
-    model = {"name": NAME, "path": str(path), "max_seqs": 64, "max_model_len": 256, "dtype": dtype}
+    config = path.parent / f"{dtype}-{quantize}.yaml"
+    model = {"name": NAME, "path": str(path), "max_seqs": 64, "max_model_len": 256}
+    formats = {"dtype": dtype, "quantize": quantize}
     lengths = {"prompt_tokens": 80, "output_tokens": num_tokens}
     policy = {"kv_gb": KV_GB}
-    config.write_text(yaml.safe_dump({"models": [{**model, **lengths}], "policy": policy}))
+    models = [{**model, **formats, **lengths}]
+    config.write_text(yaml.safe_dump({"models": models, "policy": policy}))
     return config
 
 

@@ -1,7 +1,7 @@
 """Facts from a model's directory: shape, vocabulary, end tokens, longest context."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from muxcluster.core.inputs.json_file import read_json_object
 from muxcluster.placement.shapes.families import undivided, undivided_shape
 from muxcluster.placement.shapes.known import shape_named
 from muxcluster.placement.shapes.shape import ModelShape, ShapeError
+from muxcluster.placement.shapes.weight_format import QUANTIZE
 
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope", "su"})
 
@@ -28,13 +29,13 @@ class ModelFacts:
 def read_facts(directory: Path) -> ModelFacts:
     """Read config.json and generation_config.json; the latter's end tokens take precedence.
 
-    Raises LoadError, naming the file, also if the weights are quantised: no backend runs those.
+    Raises LoadError, naming the file, also if the weights are quantised in a way that no backend
+    runs.
     """
     config = read_json_object(directory / "config.json")
-    if config.get("quantization_config") is not None:
-        raise LoadError(directory / "config.json", "quantised weights are not supported")
     try:
         shape = ModelShape.from_hf_config(config)
+        check_quantised(shape)
         text = config.get("text_config") or config
         max_context = _max_context(text, shape.max_position)
     except ShapeError as error:
@@ -46,6 +47,29 @@ def read_facts(directory: Path) -> ModelFacts:
         file, end = directory / "config.json", text.get("eos_token_id")
     dtype = text.get("dtype") or text.get("torch_dtype") or "float32"
     return ModelFacts(shape, _ids(end, file), str(dtype), max_context, undivided(config))
+
+
+def quantised(facts: ModelFacts, quantize: str) -> ModelFacts:
+    """Return the facts of the model with the weights that `models[].quantize` asks for.
+
+    Raises ShapeError if they cannot be served, or the checkpoint's are quantised otherwise.
+    """
+    stored, asked = facts.shape.weights, QUANTIZE.get(quantize)
+    if asked is None or (stored is not None and stored.kind == asked.kind):
+        return facts
+    if stored is not None:
+        raise ShapeError(f"the checkpoint's weights are quantised already: {stored.name}")
+    shape = replace(facts.shape, weights=asked)
+    check_quantised(shape)
+    return replace(facts, shape=shape)
+
+
+def check_quantised(shape: ModelShape) -> None:
+    """Raise ShapeError if the shape has quantised weights that no backend runs."""
+    if shape.weights is not None and shape.num_experts > 1:
+        raise ShapeError("quantised weights of a mixture of experts cannot be served")
+    if shape.weights is not None and shape.num_state_layers:
+        raise ShapeError("quantised weights of a model with states cannot be served")
 
 
 def known_facts(name: str) -> ModelFacts:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from muxcluster.config.facts import ModelFacts, known_facts, read_facts
+from muxcluster.config.facts import ModelFacts, known_facts, quantised, read_facts
 from muxcluster.config.hub import Fetching, HubId, NotFetched, Wanted, fetch
 from muxcluster.config.problems import first_problem, line_of
 from muxcluster.config.schema import (
@@ -146,9 +146,23 @@ def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredMode
     if length > longest:
         message = f"{length} is more than the model's longest context, {longest}"
         raise source.error((*at, "max_model_len"), message)
+    facts = _quantised(facts, section, at, source)
     _check_lengths(section, length, at, source)
     _check_backlog(section, length, at, source)
     return ConfiguredModel(section, path, facts, length)
+
+
+def _quantised(
+    facts: ModelFacts, section: ModelSection, at: Location, source: _Source
+) -> ModelFacts:
+    """Return the facts with the weights that `quantize` asks for."""
+    try:
+        found = quantised(facts, section.quantize)
+    except ShapeError as error:
+        raise source.error((*at, "quantize"), str(error)) from error
+    if found.shape.weights is not None and section.backend == "dense":
+        raise source.error((*at, "backend"), "dense runs no quantised weights")
+    return found
 
 
 def _check_lengths(section: ModelSection, longest: int, at: Location, source: _Source) -> None:

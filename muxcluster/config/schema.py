@@ -122,6 +122,10 @@ class ModelSection(Section):
     request. Where a unit has room for all of its models at once, none is parked."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto` is float32 on CPU and the model's own on GPUs."""
+    quantize: Literal["none", "int8", "int4", "fp8"] = "none"
+    """Quantises the linears of an ordinary checkpoint when it is loaded: `int8` (a scale a row;
+    inputs are rounded to 8 bits, too), `int4` (scale and zero point for 128 inputs), `fp8` (e4m3, a
+    scale a row). A checkpoint that is quantised is served as it is."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy` makes random weights from `seed`."""
     seed: Seed = 0

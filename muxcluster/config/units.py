@@ -128,6 +128,7 @@ def _served(config: Config, spec: ModelSpec, model: ConfiguredModel, dtype: str)
         dtype=dtype,
         load_format=section.load_format,
         seed=section.seed,
+        quantize="" if section.quantize == "none" else section.quantize,
         backend=section.backend,
         trust_remote_code=section.trust_remote_code,
     )

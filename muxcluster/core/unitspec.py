@@ -25,6 +25,9 @@ class ModelSpec:
     dtype: str = "float32"  # "float32", "bfloat16" or "float16"; weights, activations and KV alike
     load_format: str = "auto"  # "auto" (safetensors) or "dummy" (random weights from `seed`)
     seed: int = 0
+    # "int8", "int4" or "fp8": the linears of an ordinary checkpoint are quantised when it is loaded
+    # (`WeightFormat`); "": weights stay as they are stored, quantised or not
+    quantize: str = ""
     max_seqs: int = 64  # most sequences that hold KV at the same time
     prefix_caching: bool = True
     # rate_per_s, mean_prompt_tokens, mean_output_tokens: expectations of the plan; the scheduler

@@ -141,7 +141,7 @@ def _model(
         mean_prompt_tokens=demand.prompt_tokens,
         mean_output_tokens=demand.output_tokens,
         slo=slo,
-        weight_bytes=part_of(demand.shape, tp).active_params * demand.itemsize,
+        weight_bytes=part_of(demand.shape, tp).active_bytes(demand.itemsize),
     )
 
 

@@ -13,8 +13,6 @@ from muxcluster.config.load import Config, load_config
 from tests.cli.calls import call, refusal
 from tests.models import tiny_config
 
-QUANTISED = "quantised weights are not supported"
-
 
 @pytest.fixture(autouse=True)
 def _nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +58,8 @@ def test_models_below_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert "# 0.00 B parameters, 0.0 GiB in 16 bits, context 512" in text
     reasons = {
         "tiny.Q4_K_M.gguf": "GGUF files are not served",
-        "quantised": "quantised weights are not supported",
+        "quantised": "weights quantised by None cannot be served"
+        " (known: awq, compressed-tensors, fp8, gptq)",
         "encoder": "BertModel generates no text",
         "old": "it has no weights in safetensors",
     }
@@ -156,7 +155,9 @@ def test_a_script_of_vllm_commands(capsys: pytest.CaptureFixture[str], tmp_path:
         ("vllm serve a/b --max-model-len 32k", Model("b", "a/b", "", {"max_model_len": 32000})),
         ("vllm serve a/b --max-model-len 1K", Model("b", "a/b", "", {"max_model_len": 1024})),
         ("vllm serve a/b --max_model_len auto", Model("b", "a/b", "without --max-model-len auto")),
-        ("vllm serve --port 1 a/b -q awq", Unserved("a/b", f"--quantization: {QUANTISED}")),
+        ("vllm serve --port 1 a/b -q awq", Model("b", "a/b")),
+        ("vllm serve a/b --quantization fp8", Model("b", "a/b", "", {"quantize": "fp8"})),
+        ("vllm serve a/b -q gguf", Model("b", "a/b", "without --quantization gguf")),
         ("vllm serve", None),
         ("echo vllm", None),
         ("vllm serve 'a/b", None),

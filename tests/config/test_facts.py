@@ -1,11 +1,13 @@
 """End tokens and dtype as Hugging Face writes them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from muxcluster.config.facts import read_facts
 from muxcluster.core.errors import LoadError
+from muxcluster.placement.shapes.weight_format import WeightFormat
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,60 @@ def test_transformers_reads_the_same(tmp_path, family) -> None:
     assert (facts.max_context, facts.dtype) == (config.max_position_embeddings, "float32")
 
 
-def test_quantised_weights_are_refused_before_anything_starts(model_directory) -> None:
-    directory = model_directory("quantised", quantization_config={"quant_method": "fp8"})
-    with pytest.raises(LoadError, match="config.json: quantised weights are not supported"):
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({"quant_method": "fp8"}, WeightFormat("fp8", 128)),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64}, WeightFormat("int4", 64, True)),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, WeightFormat("int8")),
+        ({"quant_method": "gptq", "bits": 4, "sym": False}, WeightFormat("int4", 128, True)),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {
+                        "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+                        "input_activations": {"num_bits": 8, "type": "int", "dynamic": True},
+                    }
+                },
+            },
+            WeightFormat("int8", rounds_inputs=True),
+        ),
+    ],
+)
+def test_quantised_weights_are_known_by_config_json(
+    model_directory, found: dict[str, object], expected: WeightFormat
+) -> None:
+    facts = read_facts(model_directory("quantised", quantization_config=found))
+    assert facts.shape.weights == expected
+    dense = replace(facts.shape, weights=None)
+    assert dense.weight_bytes(2) == 2 * dense.num_params
+    assert facts.shape.weight_bytes(2) < dense.weight_bytes(2)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, "'bitsandbytes' cannot be served"),
+        ({"bits": 4}, "quantised by None"),
+        ([], "expected an object"),
+        ({"quant_method": "awq", "bits": 3}, "AWQ weights of 3 bits"),
+        ({"quant_method": "awq", "bits": 4, "version": "exllama"}, "version 'exllama'"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size is 0"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 1]}, "size of blocks"),
+        ({"quant_method": "compressed-tensors"}, "no config_groups"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float"}}},
+            },
+            "config_groups.group_0: 4-bit float weights",
+        ),
+    ],
+)
+def test_quantised_weights_that_cannot_be_served_are_refused_before_anything_starts(
+    model_directory, found: object, message: str
+) -> None:
+    directory = model_directory("quantised", quantization_config=found)
+    with pytest.raises(LoadError, match=f"config.json: .*{message}"):
         read_facts(directory)

@@ -37,8 +37,8 @@ _REFUSALS = (
     ("`partition: mps` over several GPUs", "`auto`, `green` or `none`"),
     ("Nemotron-H, Zamba, RWKV, RecurrentGemma, LFM2, latent attention", "not yet"),
     (
-        "quantised weights (a `quantization_config` in config.json), GGUF files",
-        "the same model in 16 bits, as safetensors",
+        "weights in MXFP4, by bitsandbytes, of quantised experts; GGUF files",
+        "the same model in 16 bits, or in [another method](../guides/quantised.md), as safetensors",
     ),
     (
         "LoRA, images and audio in messages",

@@ -38,12 +38,24 @@ _REASONING_PARSERS: Mapping[str, str] = {
     "mistral": "mistral",
     "seed_oss": "seed",
 }
+# vLLM's methods: None where the checkpoint itself says it
+_METHODS: Mapping[str, str | None] = {
+    "fp8": "fp8",
+    "awq": None,
+    "awq_marlin": None,
+    "gptq": None,
+    "gptq_marlin": None,
+    "compressed-tensors": None,
+}
 
 
-def _one_of(known: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a reader of the names in `known`, which raises ValueError for others."""
+def _one_of(known: Mapping[str, str | None]) -> Callable[[str], str | None]:
+    """Return a reader of the names in `known`, which raises ValueError for others.
 
-    def read(text: str) -> str:
+    None where nothing needs to be said.
+    """
+
+    def read(text: str) -> str | None:
         if text not in known:
             raise ValueError(text)
         return known[text]
@@ -60,13 +72,13 @@ _KEYS: Mapping[str, tuple[str, Callable[[str], Any]]] = MappingProxyType(
         "--seed": ("seed", int),
         "--tool-call-parser": ("tool_format", _one_of(_TOOL_PARSERS)),
         "--reasoning-parser": ("reasoning", _one_of(_REASONING_PARSERS)),
+        "--quantization": ("quantize", _one_of(_METHODS)),
     }
 )
 _CODE = "--trust-remote-code"
 # Options that make a model one that cannot be served, with the reason
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        "--quantization": "quantised weights are not supported",
         "--enable-lora": "LoRA adapters are not served",
         "--lora-modules": "LoRA adapters are not served",
     }
@@ -155,9 +167,11 @@ def _section(options: Mapping[str, list[str]]) -> tuple[dict[str, Any], list[str
         if option in _KEYS and values:
             key, read = _KEYS[option]
             try:
-                keys[key] = read(values[0])
+                value = read(values[0])
             except ValueError:  # such as --max-model-len auto
                 lost.append(f"{option} {values[0]}")
+            else:
+                keys |= {} if value is None else {key: value}
         elif option == _CODE:
             keys["trust_remote_code"] = True
         elif option not in _REPLACED:

@@ -1,13 +1,13 @@
 """`--what-if`: changes to the configuration, each written as one word."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from muxcluster.config.facts import ModelFacts, known_facts
+from muxcluster.config.facts import ModelFacts, known_facts, quantised
 from muxcluster.config.load import Config, ConfiguredModel
 from muxcluster.config.problems import first_problem
 from muxcluster.config.schema import FileSection, ModelSection, NodeSection
@@ -16,6 +16,7 @@ from muxcluster.core.residency import Residency
 from muxcluster.placement.names import nearest
 from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.placement.shapes.shape import ShapeError
+from muxcluster.placement.shapes.weight_format import QUANTIZE
 
 # Keys of `add` and their names in the file.
 _KEYS = {
@@ -30,7 +31,7 @@ _KEYS = {
 _WHOLE = ("max_model_len", "max_seqs")
 FORMS = (
     "add:NAME,rate=2 or remove:NAME or rate:NAME=5 or rate:NAME=x2 or batch:NAME=2e9 or "
-    "gpus:NODE=4 or residency:NAME=on-demand"
+    "gpus:NODE=4 or residency:NAME=on-demand or quantize:NAME=int8"
 )
 
 
@@ -151,19 +152,46 @@ def _batch(config: Config, text: str) -> Config:
 
 def _residency(config: Config, text: str) -> Config:
     """ "chat=on-demand"."""
-    name, equals, value = (part.strip() for part in text.rpartition("="))
-    kinds = [each.value for each in Residency]
-    if not equals:
-        raise _Refused(f"expected residency:NAME=VALUE with one of {', '.join(kinds)}")
-    model = _named(config, name)
-    if value not in kinds:
-        raise _Refused(f"{value!r} is none of {', '.join(kinds)}{nearest(value, kinds)}")
+    model, value = _chosen(config, text, "residency", [each.value for each in Residency])
     return _with_setting(config, model, "residency", value)
 
 
-def _with_setting(config: Config, model: ConfiguredModel, key: str, value: object) -> Config:
+def _quantize(config: Config, text: str) -> Config:
+    """ "chat=int8", "chat=none"."""
+    model, value = _chosen(config, text, "quantize", [*QUANTIZE, "none"])
+    facts = model.facts
+    if model.section.quantize != "none":
+        facts = replace(facts, shape=replace(facts.shape, weights=None))
+    try:
+        facts = quantised(facts, value)
+    except ShapeError as error:
+        raise _Refused(str(error)) from error
+    return _with_setting(config, model, "quantize", value, facts)
+
+
+def _chosen(
+    config: Config, text: str, verb: str, values: Sequence[str]
+) -> tuple[ConfiguredModel, str]:
+    """Return the model and the value of NAME=VALUE, one of `values`."""
+    name, equals, value = (part.strip() for part in text.rpartition("="))
+    if not equals:
+        raise _Refused(f"expected {verb}:NAME=VALUE with one of {', '.join(values)}")
+    model = _named(config, name)
+    if value not in values:
+        raise _Refused(f"{value!r} is none of {', '.join(values)}{nearest(value, values)}")
+    return model, value
+
+
+def _with_setting(
+    config: Config,
+    model: ConfiguredModel,
+    key: str,
+    value: object,
+    facts: ModelFacts | None = None,
+) -> Config:
+    """facts: of the changed model, None: as before."""
     section = {**model.section.model_dump(), key: value}
-    new = replace(model, section=ModelSection.model_validate(section))
+    new = replace(model, section=ModelSection.model_validate(section), facts=facts or model.facts)
     models = tuple(new if each is model else each for each in config.models)
     return replace(config, models=models)
 
@@ -201,4 +229,5 @@ _VERBS: Mapping[str, Callable[[Config, str], Config]] = {
     "batch": _batch,
     "gpus": _gpus,
     "residency": _residency,
+    "quantize": _quantize,
 }

@@ -9,12 +9,13 @@ from torch import nn
 
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.decoders.kernel_decoder import KernelDecoder, KernelLayer, Linear, Norm
-from muxcluster.engine.decoders.torch_fusing import joined
+from muxcluster.engine.decoders.torch_fusing import product_of
 from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.forward.paged_forward import Forward, TokenForward
 from muxcluster.engine.load.merging import Product, merge_products, merged, same_input
-from muxcluster.engine.load.packing_cpu import PackedLinear, pack_linears
+from muxcluster.engine.load.packing_cpu import pack_linears
 from muxcluster.engine.load.parity import Foreign, NotFusible, ask, has_llama_layers
+from muxcluster.engine.quantised.linear import has_rounding
 from muxcluster.kernels.rotary import HeadNorms
 
 logger = logging.getLogger(__name__)
@@ -58,10 +59,11 @@ def packed_decoder(model: Foreign, num_positions: int) -> KernelDecoder:
     is then unusable.
     """
     before = ask(Forward(model), model, num_positions)
+    rounds_inputs = has_rounding(model)
     products = [_packed(layer) for layer in model.model.layers]
     pack_linears(model)
     decoder = _decoder(model, before.calls, products)
-    before.check(ask(decoder, model, num_positions))
+    before.check(ask(decoder, model, num_positions), rounds_inputs=rounds_inputs)
     return decoder
 
 
@@ -76,7 +78,7 @@ class _Products:
 
 def _heads(layer: Foreign) -> tuple[int, int]:
     attention = layer.self_attn
-    rows = (len(each.weight) for each in (attention.q_proj, attention.k_proj))
+    rows = (each.out_features for each in (attention.q_proj, attention.k_proj))
     heads, kv_heads = (number // attention.head_dim for number in rows)
     return heads, kv_heads
 
@@ -94,7 +96,7 @@ def _merged(layer: Foreign) -> _Products:
 
 def _packed(layer: Foreign) -> _Products:
     """Pack the merged products; the layer loses the linears that were merged."""
-    products = (PackedLinear(joined(linears)) for linears in same_input(layer))
+    products = (product_of(linears) for linears in same_input(layer))
     packed = _Products(*_heads(layer), *products)
     for name in ("q_proj", "k_proj", "v_proj"):
         delattr(layer.self_attn, name)

@@ -6,6 +6,7 @@ Scores do not depend on the order inside a head, so this order stays inside the 
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +34,18 @@ class RmsNorm:
         return normed
 
 
+class Product(Protocol):
+    """A linear layer, packed or quantised."""
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Map [..., in_features] to [..., out_features]."""
+        ...
+
+    def plus(self, inputs: Tensor, added: Tensor) -> Tensor:
+        """Return the product of `inputs`, and `added` to it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedLayer:
     """One decoder layer."""
@@ -41,14 +54,14 @@ class FusedLayer:
     heads: int
     kv_heads: int
     attention_norm: RmsNorm
-    qkv: PackedLinear  # to [heads + 2 * kv_heads, head_dim], heads of Q and K in pairs
+    qkv: Product  # to [heads + 2 * kv_heads, head_dim], heads of Q and K in pairs
     # query_norm, key_norm: of each head, None where the model has none
     query_norm: RmsNorm | None
     key_norm: RmsNorm | None
-    output: PackedLinear
+    output: Product
     mlp_norm: RmsNorm
-    gate_up: PackedLinear
-    down: PackedLinear
+    gate_up: Product
+    down: Product
 
     def __call__(self, hidden: Tensor, turns: Tensor, attention: LayerAttention) -> Tensor:
         """Return the layer's output, of `hidden`'s shape.
@@ -56,8 +69,9 @@ class FusedLayer:
         hidden: [tokens, hidden_size]. turns: complex64 [tokens, 1, head_dim / 2].
         """
         tokens, heads, kv_heads = len(hidden), self.heads, self.kv_heads
-        projected = self.qkv(self.attention_norm(hidden)).view(tokens, heads + 2 * kv_heads, -1)
-        query, key, value = projected.split((heads, kv_heads, kv_heads), dim=1)
+        projected: Tensor = self.qkv(self.attention_norm(hidden))
+        projected = projected.view(tokens, heads + 2 * kv_heads, -1)
+        query, key, value = torch.split(projected, [heads, kv_heads, kv_heads], dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             query.copy_(self.query_norm(query))
             key.copy_(self.key_norm(key))

@@ -5,16 +5,33 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from muxcluster.engine.decoders.torch_decoder import FusedDecoder, FusedLayer, RmsNorm
+from muxcluster.engine.decoders.torch_decoder import FusedDecoder, FusedLayer, Product, RmsNorm
 from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.forward.paged_forward import Forward
+from muxcluster.engine.load.merging import same_input
 from muxcluster.engine.load.packing_cpu import PackedLinear, packs_correctly
 from muxcluster.engine.load.parity import Foreign, ask, has_llama_layers
+from muxcluster.engine.quantised.cpu_products import fast_linear
+from muxcluster.engine.quantised.linear import (
+    QuantisedLinear,
+    can_join,
+    has_rounding,
+    joined_linear,
+)
 
 
 def is_fusible(model: Foreign) -> bool:
-    """Return whether `fuse` knows this kind of model and oneDNN packs its weights' type here."""
-    return has_llama_layers(model) and packs_correctly(next(model.parameters()).dtype)
+    """Return whether `fuse` knows this kind of model and oneDNN packs its weights' type here.
+
+    Linears of the same input must be alike: all in the model's dtype, or all quantised so.
+    """
+    if not has_llama_layers(model) or not packs_correctly(next(model.parameters()).dtype):
+        return False
+    return all(
+        all(type(each) is nn.Linear for each in linears) or can_join(linears)
+        for layer in model.model.layers
+        for linears in same_input(layer)
+    )
 
 
 @torch.inference_mode()
@@ -32,8 +49,9 @@ def fuse(model: Foreign, num_positions: int) -> FusedDecoder:
     unusable.
     """
     expected = ask(Forward(model), model, num_positions)
+    rounds_inputs = has_rounding(model)
     fused = _fused(model, expected.calls, num_positions)
-    expected.check(ask(fused, model, num_positions))
+    expected.check(ask(fused, model, num_positions), rounds_inputs=rounds_inputs)
     return fused
 
 
@@ -75,18 +93,28 @@ def _layer(layer: Foreign, call: LayerCall, heads: tuple[int, int]) -> FusedLaye
         heads=num_heads,
         kv_heads=num_kv_heads,
         attention_norm=_norm(layer.input_layernorm),
-        qkv=PackedLinear(joined(parts)),
+        qkv=product_of(parts),
         query_norm=query_norm,
         key_norm=key_norm,
-        output=PackedLinear(attention.o_proj),
+        output=product_of([attention.o_proj]),
         mlp_norm=_norm(layer.post_attention_layernorm),
-        gate_up=PackedLinear(joined([mlp.gate_proj, mlp.up_proj])),
-        down=PackedLinear(mlp.down_proj),
+        gate_up=product_of([mlp.gate_proj, mlp.up_proj]),
+        down=product_of([mlp.down_proj]),
     )
     for linear in (*attention.children(), *mlp.children()):
-        if isinstance(linear, nn.Linear):
-            del linear.weight  # a layer's plain weights go before the next one is packed
+        # a layer's plain weights go before the next one is packed
+        if isinstance(linear, QuantisedLinear):
+            linear.release()
+        elif isinstance(linear, nn.Linear):
+            del linear.weight
     return fused
+
+
+def product_of(linears: Sequence[Foreign]) -> Product:
+    """Return one product of what reads the same input."""
+    if isinstance(linears[0], QuantisedLinear):
+        return fast_linear(joined_linear(linears))
+    return PackedLinear(linears[0] if len(linears) == 1 else joined(linears))
 
 
 def _norm(norm: Foreign, *, in_pairs: bool = False) -> RmsNorm:
@@ -101,9 +129,11 @@ def _pairs(head_dim: int) -> Tensor:
     return torch.arange(head_dim).view(2, -1).T.flatten()
 
 
-def _in_pairs(linear: nn.Linear, num_heads: int) -> nn.Linear:
+def _in_pairs(linear: Foreign, num_heads: int) -> nn.Module:
     head_dim = linear.out_features // num_heads
     order = (torch.arange(num_heads).unsqueeze(1) * head_dim + _pairs(head_dim)).flatten()
+    if isinstance(linear, QuantisedLinear):
+        return linear.rows(order)
     bias = None if linear.bias is None else linear.bias[order]
     return _linear(linear.weight[order], bias)
 

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from muxcluster.core.errors import LoadError
 from muxcluster.core.inputs.json_file import read_json_object
+from muxcluster.placement.shapes.config_values import ShapeError
+from muxcluster.placement.shapes.weight_format import stored_format
 
 # Names that `ModelSpec.dtype` may have.
 DTYPES: Mapping[str, torch.dtype] = {
@@ -41,19 +44,33 @@ def any_config(directory: Path, *, trust_remote_code: bool = False) -> Pretraine
     """Return the model's configuration as transformers reads it; uses no network.
 
     trust_remote_code: code in the directory may run. Raises LoadError naming config.json if it is
-    missing, not JSON, of an unknown model type, or quantised.
+    missing, not JSON, of an unknown model type, or quantised in a way that cannot be served.
+    Quantised weights are our own work: what is returned does not speak of them.
     """
     file = directory / "config.json"
-    read_json_object(file)
+    quantisation(directory)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=trust_remote_code
         )
     except Exception as error:  # transformers raises whatever a bad value leads to
         raise LoadError(file, f"not a model configuration: {_first_line(error)}") from error
-    if getattr(config, "quantization_config", None) is not None:
-        raise LoadError(file, "quantised weights are not supported")
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # else transformers would make layers of its own
     return config
+
+
+def quantisation(directory: Path) -> Mapping[str, Any] | None:
+    """Return config.json if it says that the weights are quantised, else None.
+
+    Raises LoadError if it cannot be read, or as `stored_format`.
+    """
+    file = directory / "config.json"
+    content = read_json_object(file)
+    try:
+        return None if stored_format(content) is None else content
+    except ShapeError as error:
+        raise LoadError(file, str(error)) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -10,6 +10,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from muxcluster.engine.quantised.cpu_products import fast_linear
+from muxcluster.engine.quantised.linear import QuantisedLinear
+
 # up to so many rows, products have a multiple of so many rows: some 2 % more work
 _ROW_STEPS = ((32, 1), (64, 4), (256, 8), (512, 16), (math.inf, 32))
 
@@ -69,7 +72,7 @@ def _filled(inputs: Tensor, num_rows: int) -> Tensor:
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Replace every `nn.Linear` inside `model` by a packed one; return how many.
+    """Replace every linear inside `model` by a packed one; return how many were plain before.
 
     Call it while the process has one thread if workers are forked later: they share the result.
     Returns 0 if this machine or torch build cannot pack the weights' type.
@@ -83,7 +86,9 @@ def _pack_inside(module: nn.Module, packed: WeakKeyDictionary[nn.Module, PackedL
     # There is no list of all linears, so each plain weight is freed before the next is packed.
     num_packed = 0
     for name, child in list(module.named_children()):
-        if type(child) is not nn.Linear:
+        if isinstance(child, QuantisedLinear):
+            setattr(module, name, fast_linear(child))
+        elif type(child) is not nn.Linear:
             num_packed += _pack_inside(child, packed)
         elif packs_correctly(child.weight.dtype):
             if child not in packed:

@@ -1,34 +1,112 @@
-"""Loads one rank's part of a model; no rank ever holds all of it."""
+"""Fills a model tensor by tensor: one rank's part, of which no rank ever holds all, or one whose
+linears are quantised."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.load.division.division import connect, divide
 from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.engine.load.dummy import DummyWeights
 from muxcluster.engine.load.filling import WeightSource, fill
+from muxcluster.engine.load.hf_config import quantisation
 from muxcluster.engine.load.skeleton import skeleton
 from muxcluster.engine.load.weights import WeightFiles, check_weight_files
+from muxcluster.engine.quantised.formats import BadTensors, read_weight
+from muxcluster.engine.quantised.replacing import LinearSource, NoPart, replace_linears
+from muxcluster.engine.quantised.rounding import quantised
+from muxcluster.engine.quantised.weight import QuantisedWeight
+from muxcluster.placement.shapes.weight_format import QUANTIZE, WeightFormat, stored_format
 
 
-def load_part(
-    config: PretrainedConfig, spec: ModelSpec, device: str, group: RankGroup
+def load_by_tensor(
+    config: PretrainedConfig, spec: ModelSpec, device: str, group: RankGroup | None = None
 ) -> nn.Module:
-    """Return this rank's part of the model on `device`, joined to the others' by `group`.
+    """Return the model on `device`, or this rank's part of it, joined to the others' by `group`.
 
     Raises LoadError as `divide`, and naming the file that is missing, broken or lacks a tensor.
     """
     directory = Path(spec.path)
     model = skeleton(config, spec)
-    division = divide(model, directory / "config.json", group)
+    division = None if group is None else divide(model, directory / "config.json", group)
+    parts = {} if division is None else division.parts
     source: WeightSource = (
         DummyWeights(spec.seed, device)
         if spec.load_format == "dummy"
         else WeightFiles(check_weight_files(directory), str(model.base_model_prefix))
     )
-    fill(model, source, device, division.parts)
-    connect(model, division, group)
+    _quantise(model, spec, source, device, parts)
+    fill(model, source, device, parts)
+    if division is not None and group is not None:
+        connect(model, division, group)
     return model
+
+
+def _quantise(
+    model: nn.Module,
+    spec: ModelSpec,
+    source: WeightSource,
+    device: str,
+    parts: Mapping[str, Any],
+) -> None:
+    """Give the model the quantised linears of its files, or those that `spec` asks for."""
+    file = Path(spec.path, "config.json")
+    found = quantisation(Path(spec.path))
+    form = QUANTIZE.get(spec.quantize) if found is None else stored_format(found)
+    if form is None:
+        return
+    linears: LinearSource
+    if found is None or not isinstance(source, WeightFiles):
+        linears = _Rounded(source, form, model)
+    else:
+        linears = _Stored(source, found["quantization_config"], file)
+    try:
+        num_replaced = replace_linears(
+            model, linears, parts, device, rounds_inputs=form.rounds_inputs
+        )
+    except NoPart as error:
+        raise LoadError(file, f"cannot be divided: {error}") from error
+    if not num_replaced:
+        raise LoadError(file, "speaks of quantised weights, and the files have none")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Linears as the checkpoint has them."""
+
+    files: WeightFiles
+    found: Mapping[str, Any]  # quantization_config
+    file: Path
+
+    def linear(self, name: str, linear: nn.Linear) -> QuantisedWeight | None:
+        try:
+            weight = read_weight(lambda ending: self.files.tensor(f"{name}.{ending}"), self.found)
+        except BadTensors as error:
+            raise LoadError(self.file, f"{name}: {error}") from error
+        shape = tuple(linear.weight.shape)
+        if weight is not None and weight.shape != shape:
+            message = f"{name} has shape {weight.shape}, config.json asks for {shape}"
+            raise LoadError(self.file, message)
+        return weight
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounded:
+    """Linears of an ordinary checkpoint; the output layer stays as it is."""
+
+    source: WeightSource
+    form: WeightFormat
+    model: Any
+
+    def linear(self, name: str, linear: nn.Linear) -> QuantisedWeight | None:
+        if linear is self.model.get_output_embeddings():
+            return None
+        weight = f"{name}.weight"
+        whole: Tensor = self.source.parts((weight,), linear.weight, None)[weight]
+        return quantised(whole, self.form)

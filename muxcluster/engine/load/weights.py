@@ -87,6 +87,17 @@ class WeightFiles:
             if name == first or not torch.equal(found[name], found[first])
         }
 
+    def tensor(self, name: str) -> Tensor | None:
+        """Return the tensor of this name, None: there is none."""
+        stored = self._stored(name)
+        if not stored:
+            return None
+        shard = self._shards[stored]
+        if shard not in self._open:
+            self._open[shard] = safe_open(shard, framework="pt")
+        whole: Tensor = self._open[shard].get_tensor(stored)
+        return whole
+
     def _part(self, name: str, like: Tensor, part: Part | None) -> Tensor:
         return self._read(name, self._stored(name), tuple(like.shape), part)
 

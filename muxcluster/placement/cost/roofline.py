@@ -66,7 +66,7 @@ def prefill_work(
     flops = tokens * model.flops_per_token(prompt_tokens / 2)
     # the output head runs on the last token of each prompt only
     flops -= 2 * (tokens - batch) * model.vocab_size * model.hidden_size
-    weights = model.touched_params(tokens) * itemsize
+    weights = model.touched_bytes(tokens, itemsize)
     num_bytes = weights + tokens * model.kv_bytes_per_token(itemsize) * kv_copies(model, tp)
     return Work(tp, share, model.num_layers, model.hidden_size, flops, num_bytes, tokens, 0.0, 1.0)
 
@@ -76,7 +76,7 @@ def decode_work(
 ) -> Work[float]:
     """One token for each of `batch` sequences of `context` tokens."""
     flops = batch * model.flops_per_token(context)
-    weights = model.touched_params(batch) * itemsize
+    weights = model.touched_bytes(batch, itemsize)
     num_bytes = weights + batch * model.sequence_bytes(context, itemsize) * kv_copies(model, tp)
     return Work(tp, share, model.num_layers, model.hidden_size, flops, num_bytes, batch, batch, 0.0)
 

@@ -6,7 +6,7 @@ torch.
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 
@@ -32,7 +32,7 @@ class Fault(ValueError):
 
 def build(kind: Any, value: Any, key: str = "") -> Any:
     """Convert `value`, from `json.loads`, to `kind`: a dataclass, `tuple[X, ...]`, `Literal`, int,
-    float, str or bool, any of them `Annotated` with rules.
+    float, str or bool, `X | None` of these, any of them `Annotated` with rules.
 
     Unknown keys of a dataclass are refused; missing ones get its defaults. An int is accepted for a
     float; no other conversion is made. Raises Fault for the first error.
@@ -49,6 +49,9 @@ def build(kind: Any, value: Any, key: str = "") -> Any:
 
 def _built(kind: Any, value: Any, key: str) -> Any:
     origin = get_origin(kind)
+    if origin is UnionType:  # X | None
+        (other,) = (each for each in get_args(kind) if each is not NoneType)
+        return None if value is None else build(other, value, key)
     if origin is tuple:
         if not isinstance(value, list):
             raise Fault(key, f"expected a list, found {_named(value)}")

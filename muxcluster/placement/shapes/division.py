@@ -87,7 +87,18 @@ def refusal(shape: ModelShape, size: int) -> str:
         return f"{shape.num_heads} heads cannot be split over {size} GPUs"
     sizes = (shape.intermediate_size, shape.shared_intermediate_size, shape.dense_intermediate_size)
     short = [each for each in sizes if each and not fills_all(each, size)]
-    return f"{short[0]} features of an MLP cannot be split over {size} GPUs" if short else ""
+    if short:
+        return f"{short[0]} features of an MLP cannot be split over {size} GPUs"
+    group = shape.weights.group if shape.weights is not None else 0
+    inputs = (shape.num_heads * shape.head_dim, shape.intermediate_size)
+    cut = [each for each in inputs if group and _cuts_groups(each, group, size)]
+    return f"{cut[0]} inputs in groups of {group} cannot be split over {size} GPUs" if cut else ""
+
+
+def _cuts_groups(length: int, group: int, size: int) -> bool:
+    """Return whether a rank's part of `length` inputs ends amid a group that has one scale."""
+    mine = gcd(group, length)
+    return any(feature_bounds(length, rank, size)[1] % mine for rank in range(size))
 
 
 @lru_cache(maxsize=4096)  # a plan asks for these a million times

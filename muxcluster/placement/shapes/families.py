@@ -44,6 +44,9 @@ def undivided(config: Mapping[str, Any]) -> str:
     """
     if config.get("text_config") is not None:
         return "it is part of a model of text and other media"
+    stored = config.get("quantization_config")
+    if isinstance(stored, Mapping) and stored.get("desc_act"):
+        return "its inputs share scales in an order of their own (desc_act)"
     kind = str(config.get("model_type", ""))
     if not kind or kind in DIVIDED:
         return ""

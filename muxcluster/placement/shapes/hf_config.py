@@ -13,6 +13,7 @@ from muxcluster.placement.shapes.config_values import (
     listed,
 )
 from muxcluster.placement.shapes.state_layers import state_fields
+from muxcluster.placement.shapes.weight_format import stored_format
 
 _UNGATED = frozenset(
     {
@@ -121,7 +122,8 @@ def shape_fields(source: Path | str | Mapping[str, Any]) -> dict[str, Any]:
 
     Raises OSError or ShapeError.
     """
-    config = _text_part(source if isinstance(source, Mapping) else _read(Path(source)))
+    whole = source if isinstance(source, Mapping) else _read(Path(source))
+    config = _text_part(whole)
     _refuse_other_kinds(config)
     kind = str(config.get("model_type", ""))
     # if a file has both, transformers takes the older key
@@ -139,6 +141,7 @@ def shape_fields(source: Path | str | Mapping[str, Any]) -> dict[str, Any]:
         "gated_mlp": kind not in _UNGATED,
         "tied_embeddings": flag(config, "tie_word_embeddings", kind in _TIED),
         "learned_positions": kind in _LEARNED_POSITIONS,
+        "weights": stored_format(whole),
         **(_layer_fields(config, kind, layers, hidden) if has_attention else _NO_ATTENTION),
         **states,
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 from muxcluster.placement.shapes.config_values import ShapeError
 from muxcluster.placement.shapes.hf_config import shape_fields
+from muxcluster.placement.shapes.weight_format import WeightFormat
 
 __all__ = ["STATE_ITEMSIZE", "ModelShape", "ShapeError"]
 
@@ -46,6 +47,7 @@ class ModelShape:
     num_state_layers: int = 0  # layers with a state, of state_params weights each
     state_params: int = 0
     state_size: int = 0  # elements of the states of one sequence, of all layers
+    weights: WeightFormat | None = None  # of the layers' linears; None: elements as all others
 
     @classmethod
     def from_hf_config(cls, source: Path | str | Mapping[str, Any]) -> "ModelShape":
@@ -94,6 +96,20 @@ class ModelShape:
         experts = self.num_experts * (1 - miss) if self.num_experts > 1 else 1.0
         return self._layers_params(experts) + self.vocab_size * self.hidden_size
 
+    def weight_bytes(self, itemsize: int) -> int:
+        """Bytes of `num_params` weights; of what is not quantised `itemsize` an element."""
+        return int(self._bytes(self.num_params, self._layers_params(self.num_experts), itemsize))
+
+    def active_bytes(self, itemsize: int) -> int:
+        """Bytes of `active_params`."""
+        layers = self._layers_params(self.experts_per_token)
+        return int(self._bytes(self.active_params, layers, itemsize))
+
+    def touched_bytes(self, num_tokens: float, itemsize: int) -> float:
+        """Bytes of `touched_params`."""
+        touched = self.touched_params(num_tokens)
+        return self._bytes(touched, touched - self.vocab_size * self.hidden_size, itemsize)
+
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Keys and values of one token over all layers."""
         return 2 * self.num_attention_layers * self.num_kv_heads * self.head_dim * itemsize
@@ -107,6 +123,13 @@ class ModelShape:
         """FLOPs of one token that attends to `context` tokens."""
         attention = 4 * self.num_attention_layers * self.num_heads * self.head_dim * context
         return 2 * self.active_params + attention
+
+    def _bytes(self, num_params: float, in_layers: float, itemsize: int) -> float:
+        """Bytes of so many weights, of which `in_layers` are of the layers' linears."""
+        if self.weights is None:
+            return num_params * itemsize
+        per_weight = self.weights.bytes_per_weight(self.hidden_size)
+        return (num_params - in_layers) * itemsize + in_layers * per_weight
 
     def _mlp_params(self, size: int) -> int:
         return (3 if self.gated_mlp else 2) * self.hidden_size * size

@@ -25,7 +25,7 @@ def edited(source: Path, target: Path, **fields: object) -> Path:
         ({"model_type": "no_such_model"}, "not a model configuration"),
         ({"model_type": None, "architectures": None}, "not a model configuration"),
         ({"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "chunked"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "'hqq' cannot be served"),
         (
             {
                 "model_type": "qwen3_next",

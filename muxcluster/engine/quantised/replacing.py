@@ -1,0 +1,71 @@
+"""Puts quantised linears in the place of a model's ordinary ones."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import nn
+
+from muxcluster.engine.quantised.linear import QuantisedLinear
+from muxcluster.engine.quantised.weight import QuantisedWeight
+
+
+class Cut(Protocol):
+    """Which part of a weight a rank has."""
+
+    @property
+    def axis(self) -> int:
+        """0: outputs, 1: inputs."""
+        ...
+
+    @property
+    def ranges(self) -> Sequence[tuple[int, int]]:
+        """First and end of each piece."""
+        ...
+
+
+class LinearSource(Protocol):
+    """Where quantised weights come from."""
+
+    def linear(self, name: str, linear: nn.Linear) -> QuantisedWeight | None:
+        """Return the whole weight of a linear, which may have no data; None: it stays as it is.
+
+        Raises LoadError.
+        """
+        ...
+
+
+class NoPart(ValueError):
+    """A rank's part of a weight cannot be cut out of it; the message names the linear."""
+
+
+def replace_linears(
+    model: nn.Module,
+    source: LinearSource,
+    cuts: Mapping[str, Cut],
+    device: str,
+    *,
+    rounds_inputs: bool,
+) -> int:
+    """Replace the linears that `source` has quantised, one at a time; return how many.
+
+    cuts: of this rank, by the name of the weight; others are whole. Biases stay, with or without
+    data. Raises NoPart, and LoadError as `source`.
+    """
+    num_replaced = 0
+    for name, linear in list(model.named_modules()):
+        if type(linear) is not nn.Linear:
+            continue
+        weight = source.linear(name, linear)
+        if weight is None:
+            continue
+        cut = cuts.get(f"{name}.weight")
+        try:
+            mine = weight if cut is None else weight.part(cut.axis, cut.ranges)
+        except ValueError as error:
+            raise NoPart(f"{name}: {error}") from error
+        layer = QuantisedLinear(
+            mine.to(device), linear.bias, linear.weight.dtype, rounds_inputs=rounds_inputs
+        )
+        model.set_submodule(name, layer)
+        num_replaced += 1
+    return num_replaced

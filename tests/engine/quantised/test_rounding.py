@@ -1,0 +1,149 @@
+"""Weights quantised when they are loaded: bounded errors, and what is served is what is held."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import AutoModelForCausalLM
+
+from muxcluster.config.facts import quantised as with_quantised
+from muxcluster.config.facts import read_facts
+from muxcluster.engine.forward.paged_forward import Forward
+from muxcluster.engine.load.packing_cpu import pack_linears
+from muxcluster.engine.load.paged_loading import load_model
+from muxcluster.engine.load.parity import WholeAttention
+from muxcluster.engine.quantised.cpu_products import Int4Linear, Int8Linear, fast_linear
+from muxcluster.engine.quantised.linear import QuantisedLinear
+from muxcluster.engine.quantised.rounding import quantised
+from muxcluster.engine.quantised.weight import CannotCut, joined
+from muxcluster.placement.shapes.weight_format import QUANTIZE, WeightFormat
+from tests.engine.conftest import ModelBuilder
+from tests.engine.driver import drivers, ragged, unit_of
+from tests.models import model_spec
+from tests.oracles import GreedyOracle
+
+
+def _random(num_out: int, num_in: int, seed: int = 0) -> Tensor:
+    return torch.randn(num_out, num_in, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("kind", QUANTIZE)
+def test_each_element_is_the_nearest(kind: str) -> None:
+    weight = _random(48, 96) * torch.linspace(0.01, 10, 48).unsqueeze(1)
+    weight[3] = 0
+    found = quantised(weight, QUANTIZE[kind])
+    dense = found.dense(torch.float32)
+    step = found.scales.repeat_interleave(found.group, 1)
+    if kind == "fp8":  # three bits after the leading one
+        bound = torch.maximum(weight.abs() * 2**-4, step * 2**-10)
+    else:
+        bound = step / 2
+    assert ((dense - weight).abs() <= bound * 1.001).all()
+    assert (dense[3] == 0).all()
+
+
+@pytest.mark.parametrize("kind", QUANTIZE)
+def test_parts_are_of_the_whole(kind: str) -> None:
+    whole = quantised(
+        _random(64, 256), WeightFormat("int4", 32) if kind == "int4" else QUANTIZE[kind]
+    )
+    dense = whole.dense(torch.float32)
+    rows = whole.part(0, [(8, 16), (40, 56)])
+    assert torch.equal(rows.dense(torch.float32), torch.cat([dense[8:16], dense[40:56]]))
+    columns = whole.part(1, [(64, 192)])
+    assert torch.equal(columns.dense(torch.float32), dense[:, 64:192])
+    both = joined([whole.part(0, [(0, 32)]), whole.part(0, [(32, 64)])])
+    assert torch.equal(both.dense(torch.float32), dense)
+    if kind == "int4":
+        with pytest.raises(CannotCut, match="groups of 32"):
+            whole.part(1, [(16, 64)])
+
+
+FAST = (("int8", torch.float32, Int8Linear), ("int4", torch.bfloat16, Int4Linear))
+
+
+@pytest.mark.parametrize(("kind", "dtype", "fast"), FAST)
+def test_fast_products_are_those_of_the_plain_layer(
+    kind: str, dtype: torch.dtype, fast: type[nn.Module]
+) -> None:
+    inputs = _random(7, 128, seed=1).view(1, 7, 128).to(dtype)
+    bias = nn.Parameter(torch.randn(48).to(dtype), requires_grad=False)
+    form = QUANTIZE[kind]
+    weight = quantised(_random(48, 128), form)
+    plain = QuantisedLinear(weight, bias, dtype, rounds_inputs=form.rounds_inputs)
+    found = fast_linear(plain)
+    if found is plain:
+        pytest.skip(f"this machine has no product of {kind}")
+    assert isinstance(found, fast)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.02
+    scale = float(plain(inputs).abs().max())
+    assert float((found(inputs) - plain(inputs)).abs().max()) < tolerance * scale
+    assert torch.equal(found.plus(inputs, inputs[..., :48]), found(inputs) + inputs[..., :48])
+
+
+@pytest.mark.parametrize("kind", ["int4", "fp8"])
+def test_served_tokens_are_those_of_the_weights_that_are_held(
+    tiny: ModelBuilder, tmp_path: Path, kind: str
+) -> None:
+    source = tiny("llama")
+    model = load_model(model_spec(source, "m", quantize=kind), "cpu")
+    dense = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    num_rounded = 0
+    for name, each in model.named_modules():
+        if isinstance(each, QuantisedLinear):
+            dense.get_submodule(name).weight.data = each.weight
+            num_rounded += 1
+    assert num_rounded == 7 * dense.config.num_hidden_layers
+    dense.save_pretrained(tmp_path / "dense")
+    unit = unit_of(source, quantize=kind)
+    (driver,) = drivers(unit)
+    oracle = GreedyOracle(tmp_path / "dense")
+    for sequence in driver.run(ragged(unit.models[0].vocab_size, 4), 16):
+        oracle.check(sequence.tokens[: sequence.num_prompt], sequence.output)
+    assert oracle.num_near_ties <= 1
+
+
+def test_rounded_inputs_are_those_of_a_model_that_rounds_them(tiny: ModelBuilder) -> None:
+    """int8: logits against transformers' model whose linears round as the formula says."""
+    source = tiny("llama")
+    model = load_model(model_spec(source, "m", quantize="int8"), "cpu")
+    expected = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    tokens = torch.arange(1, 40).unsqueeze(0)
+
+    def rounding(weight: Tensor) -> nn.Module:
+        class Rounding(nn.Module):
+            def forward(self, inputs: Tensor) -> Tensor:
+                scale = inputs.double().abs().amax(-1, keepdim=True) / 127
+                near = torch.round(inputs.double() / scale) * scale
+                return linear(near, weight.double()).float()
+
+        return Rounding()
+
+    plain = expected(tokens).logits[0]
+    for name, each in list(model.named_modules()):
+        if isinstance(each, QuantisedLinear):
+            expected.set_submodule(name, rounding(each.weight))
+    with torch.inference_mode():
+        whole = expected(tokens).logits[0]
+        pack_linears(model)
+        positions = torch.arange(tokens.shape[1])
+        found = Forward(model).logits(tokens[0], positions, WholeAttention(), None)
+    # A rounding that falls the other way moves the logits after it a little.
+    error = (found - whole).norm() / (plain - whole).norm()
+    assert error < 0.5
+    assert (found.argmax(-1) == whole.argmax(-1)).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("kind", QUANTIZE)
+def test_the_plan_counts_the_bytes_that_are_held(tiny: ModelBuilder, kind: str) -> None:
+    source = tiny("qwen2", intermediate_size=384)  # which groups of 128 divide, as of real models
+    model = load_model(model_spec(source, "m", quantize=kind), "cpu")
+    held = sum(
+        each.quantised.nbytes for each in model.modules() if isinstance(each, QuantisedLinear)
+    )
+    held += sum(each.nbytes for each in model.parameters())
+    facts = with_quantised(read_facts(source), kind)
+    assert held == pytest.approx(facts.shape.weight_bytes(4), rel=0.02)
+    assert held < 0.7 * read_facts(source).shape.weight_bytes(4)
