@@ -90,6 +90,7 @@ class WeightMoves:
         for name in self._start:
             self._of[name].arrive(-math.inf)
         self.runnable = self._find_runnable()  # models whose jobs may start
+        self.awake = self._find_awake()  # models that are resident, on their way, or always
 
     def of(self, name: str) -> Weights:
         """Return the weights of a model. Raises KeyError for an unknown one."""
@@ -126,11 +127,7 @@ class WeightMoves:
 
     def _free(self) -> int:
         """Bytes that nobody has or is promised; those that are being given up are free."""
-        taken = sum(
-            each.num_bytes
-            for each in self._all
-            if each.reserves and each.state is not WeightState.PARKING
-        )
+        taken = sum(each.num_bytes for each in self._all if each.is_awake)
         return self.room - taken
 
     def _clear_the_way(self, turn: Turn, now: float) -> None:
@@ -346,16 +343,20 @@ class WeightMoves:
     def _changed(self) -> None:
         self._may_wake_ahead = True
         self.touch()
-        self.runnable = self._find_runnable()
+        self.runnable, self.awake = self._find_runnable(), self._find_awake()
 
     def _find_runnable(self) -> tuple[ModelState, ...]:
         return tuple([each.model for each in self._all if each.may_run])
+
+    def _find_awake(self) -> frozenset[str]:
+        return frozenset([each.name for each in self._all if each.is_awake])
 
     def check(self) -> None:
         """Raise AssertionError where an invariant is broken."""
         taken = sum(each.num_bytes for each in self._all if each.reserves)
         assert taken <= self.room, f"weights take {taken} bytes of {self.room}"
         assert self.runnable == self._find_runnable(), "jobs of other models may start"
+        assert self.awake == self._find_awake(), "quotas follow other models"
         moving = [e for e in self._all if e.state in (WeightState.WAKING, WeightState.PARKING)]
         running = [] if self._running is None else [self._running.weights]
         assert moving == running, "a move is forgotten, or two run"

@@ -73,6 +73,11 @@ class Weights:
         return self.residency is Residency.ALWAYS or not is_away
 
     @property
+    def is_awake(self) -> bool:
+        """True if it has a part of the KV pool: its weights are here or on their way."""
+        return self.reserves and self.state is not WeightState.PARKING
+
+    @property
     def is_claimed(self) -> bool:
         """True if requests or an order wait for its parked weights, or it must be resident."""
         if self.state is not WeightState.PARKED or self.order is WeightOrder.HOLD:
