@@ -16,8 +16,8 @@ from muxcluster.scheduling.lanes.view import Lane
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.memory.quotas import floors, split, weights
 from muxcluster.scheduling.packing.batch import Limits
+from muxcluster.scheduling.residency import POLICIES
 from muxcluster.scheduling.residency.moves import WeightMoves, resident_at_start
-from muxcluster.scheduling.residency.policy import POLICIES
 from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.state.model import LoadMeter, ModelState
 from muxcluster.scheduling.steptime.learn import CopyTimes

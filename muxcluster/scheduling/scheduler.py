@@ -34,6 +34,7 @@ from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.scheduling.packing.batch import Packing, Turn
 from muxcluster.scheduling.pipelining import Pipelining
 from muxcluster.scheduling.residency.moves import resident_at_start
+from muxcluster.scheduling.residency.policy import Room
 from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.requests import LiveRequest
@@ -338,7 +339,7 @@ class UnitScheduler:
         next_s = self._adaptation.next_s() if self._live else None
         if self._weights is None or self._weights.next_s == math.inf:
             return next_s
-        if not (self._live or self._weights.has_work):
+        if not (self._live or self._weights.has_work or self._weights.is_watching):
             return None
         return self._weights.next_s if next_s is None else min(next_s, self._weights.next_s)
 
@@ -396,6 +397,15 @@ class UnitScheduler:
         Call it after `next_jobs`.
         """
         return self._view.has_waiting_work
+
+    @property
+    def num_open(self) -> int:
+        """Return the accepted requests that have not ended."""
+        return len(self._live)
+
+    def outlook(self, name: str, now: float) -> Room:
+        """Return what a new request would wait for a model's weights, and cost others."""
+        return Room(0.0, 0.0) if self._weights is None else self._weights.outlook(name, now)
 
     def used_blocks(self) -> dict[str, int]:
         """Return the number of distinct blocks that live sequences of each model hold."""

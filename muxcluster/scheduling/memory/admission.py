@@ -28,8 +28,8 @@ from muxcluster.scheduling.memory.lending import (
     Restored,
     SequenceLending,
     SequenceRestoring,
-    bound_idle,
     Swapping,
+    bound_idle,
     least_senior,
     restore,
 )

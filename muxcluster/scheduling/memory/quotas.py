@@ -249,7 +249,9 @@ class QuotaBalancer:
                 continue
             assert self._targets[name] >= self._floors[name], f"{name} is below its floor"
             is_whole = sum(quotas.values()) == kv.num_blocks
-            assert quota >= self._targets[name] or is_whole, f"{name} waits for blocks that are free"
+            assert quota >= self._targets[name] or is_whole, (
+                f"{name} waits for blocks that are free"
+            )
 
 
 # Preempts a sequence of one of these models at a time; False where none can be.

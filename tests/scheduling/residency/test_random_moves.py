@@ -56,6 +56,7 @@ def random_spec(rng: random.Random) -> UnitSpec:
         pipeline_depth=rng.choice((1, 2)),
         num_blocks=len(models) * rng.choice((20, 28)),
         num_host_blocks=rng.choice((0, 40)) if packing == "hybrid" else 0,
+        wakes=rng.choice(("deadline", "deadline", "foresight")),
         ageing_s=AGEING_S,
     )
 

@@ -12,14 +12,13 @@ from muxcluster.core.request import ServiceClass
 from muxcluster.core.residency import Residency, WeightOrder
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import KvModel
-from muxcluster.scheduling.memory.quotas import QuotaBalancer, floors
+from muxcluster.scheduling.memory.quotas import QuotaBalancer, floors, split
 from muxcluster.scheduling.state.model import ModelState
 from tests.scheduling.residency.world import TightRig, tight_spec, weighed
 from tests.scheduling.rig import request
 from tests.scheduling.test_quotas import state
 
 FLOOR = 32  # blocks of one sequence of 64 tokens: 8 columns of 4 blocks
-
 
 
 def rig_of(num_blocks: int, *models, room: int, **policy) -> TightRig:
@@ -107,11 +106,12 @@ def test_a_request_that_fits_beside_those_resident_with_it_is_accepted() -> None
 
 def balancer(models: Sequence[ModelState], num_blocks: int) -> tuple[QuotaBalancer, KvCache]:
     kv_models = [KvModel(m.name, m.spec.shape, 6, 64) for m in models]
-    quotas = {m.name: num_blocks // len(models) for m in models}
+    least = floors(models, num_blocks)
+    quotas = split(models, dict.fromkeys(least, 1.0), least, num_blocks)
     kv = KvCache(num_blocks, block_bytes(8, 2), kv_models, quotas)
     for model in models:
         model.kv = kv.of(model.name)
-    return QuotaBalancer(kv, models, floors(models, num_blocks)), kv
+    return QuotaBalancer(kv, models, least), kv
 
 
 @pytest.mark.parametrize("seed", range(8))

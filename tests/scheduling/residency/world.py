@@ -174,6 +174,14 @@ class TightRig(Rig):
         self.take(self.scheduler.reset(self.now, "the test reset it"))
         self.check()
 
+    def check_asleep(self) -> None:
+        if self.spec.scheduler.wakes == "foresight":  # it looks again when rates may have changed
+            self.launch()
+            wakeup_s = self.scheduler.next_wakeup(self.now)
+            assert wakeup_s is None or wakeup_s > self.now or self.moving
+        else:
+            super().check_asleep()
+
     def settle(self, seconds: float = 60.0) -> None:
         """For a while, or until nothing happens any more."""
         end_s = self.now + seconds
