@@ -48,7 +48,8 @@ SLO_SCALE = 8.0
 GPU = GPUS["H100"]
 _SIGMA = 1.0  # of the log-normal lengths
 _LONGEST, _CONTEXT = 512, 1024
-_ROOM = 0.8  # of a GPU's memory for weights, where no model needs more; KV has the rest
+_ROOM = 0.9  # of a GPU's memory for weights; KV has the rest, enough for some eight sequences
+_LARGE_PART = 0.5  # of a GPU's memory: a model with more leaves little to others
 _POLICY = UnitPolicy(SchedulerSpec(lane="mixed", packing="priority"))
 _LIMITS = Limits()
 _WINDOWS_A_DAY = round(86_400 / WINDOW_S)
@@ -211,7 +212,7 @@ def _large_apart(
 ) -> tuple[list[Demand], list[Demand], int]:
     """The models that leave little memory to others, the rest, and how many GPUs the former have:
     as many as they take of the work. All are small where there is one GPU."""
-    large = [each for each in demands if weight_bytes(each) > _ROOM * _usable()]
+    large = [each for each in demands if weight_bytes(each) > _LARGE_PART * _usable()]
     if num_gpus == 1 or not large:
         return [], list(demands), 0
     share = sum(map(_work, large)) / sum(map(_work, demands))
