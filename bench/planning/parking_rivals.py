@@ -134,7 +134,7 @@ class SameGpus:
         late = _over(1 - swap.in_time, 1 - ours.in_time)
         loads = [self._served(place) for place in (1, 2)]
         return [
-            Claim("in_time_over_swap", round(_over(ours.in_time, swap.in_time), 4), "x", 3.0),
+            Claim("in_time_over_swap", round(_over(ours.in_time, swap.in_time), 4), "x", 1.0),
             Claim("late_of_swap_over_ours", round(late, 3), "x"),
             Claim("most_in_time_over_swap", round(most, 3), "x", 3.0),
             Claim("load_over_swap", round(loads[0] / loads[1], 3), "x"),
