@@ -244,7 +244,7 @@ async def _ready(process: asyncio.subprocess.Process) -> Target:
         said.append(line)
         if line.strip().startswith("curl "):
             url = line.split()[1].removesuffix("/v1/chat/completions")
-        if "ready after" in line:
+        if line.startswith("ready after"):  # a unit's log may say so, too
             return Target.of(url)
     raise RuntimeError("the server did not start:\n" + "".join(said))
 

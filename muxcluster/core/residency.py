@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 # A woken model that has requests stays for at least so many times the seconds it takes to wake, so
-# that at most 1 / (1 + STAY_WAKES) of the time goes into moves. With 4, fewer requests were in time
-# while memory was enough for most (99.0 instead of 99.3 % on six GPUs), and no more when it was not
-# (bench/residency.py); with 1, no more either.
+# that at most 1 / (1 + STAY_WAKES) of the time goes into moves. Three 30B models that take turns on
+# a GPU had 8.4 % of their requests late with 2, 11.4 with 4 and 9.1 with 1 (simulated, ten times
+# the arena's rates, four seeds: bench/planning/parked.py); with enough memory it matters little.
 STAY_WAKES = 2.0
 # Its interactive requests may go on for so many times its wake seconds after others were promised
 # its memory: what is interrupted is recomputed. With 4, fewer requests were in time
