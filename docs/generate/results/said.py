@@ -501,7 +501,7 @@ _ALL: Mapping[str, tuple[Said, ...]] = {
         Said("in_time_over_swap", "requests in time over swapping's, on the same GPUs", "more", "swap"),
         Said("late_of_swap_over_ours", "late requests of swapping over ours, there", "more"),
         Said("most_in_time_over_swap", "requests in time over swapping's, where it is most as loads rise", "more", "goal"),
-        Said("load_over_swap", "load with 99 % in time over swapping's, on the same GPUs", "more"),
+        Said("load_over_swap", "highest load with enough in time over swapping's, on the same GPUs", "more"),
         Said("gpus_saved_over_static_at_10x", "the same at ten times the rates", "more", "goal",
              "Short answers tolerate little more than one wake, and large models have a GPU to themselves."),
         Said("gpus_saved_over_swap_at_10x", "GPUs that swapping needs over ours, there", "more", "swap"),

@@ -147,7 +147,7 @@ def test_many_random_runs_end(part: int) -> None:
 NUM_MODELS = 4
 LONGEST_JOB_S = 0.2  # about twice what the rig's longest jobs take here
 NO_TARGET_S = 10.0
-LEAST_STAY_S, STAY_WAKES, DRAIN_WAKES = 0.5, 2, 1
+LEAST_STAY_S, STAY_WAKES, DRAIN_WAKES = 0.5, 2, 0.5
 
 
 def longest_wait_s(target_s: float) -> float:
