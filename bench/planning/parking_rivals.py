@@ -23,7 +23,6 @@ from muxcluster.workload.arrival import Arrival
 IN_TIME = 0.99
 SYSTEMS = ("ours", "swap", "static")
 FAILING = 0.9  # where fewer of swap's requests are in time, it has begun to fail
-_COLLAPSED = 1 / 3  # and where fewer are, it is of no use
 _GROWTH = 2**0.5  # from one load to the next
 _LEAST = 1e-4  # shares are rounded to this
 
@@ -113,10 +112,10 @@ class SameGpus:
 
     @classmethod
     def of(cls, data: Path, num_gpus: int, load: float, load_s: float, seed: int) -> "SameGpus":
-        """Simulate from `load` on, as long as one of them has enough in time, and until swap has
-        collapsed. load_s: virtual seconds times load."""
+        """Simulate from `load` on, as long as ours has enough in time, and until swap has begun to
+        fail. load_s: virtual seconds times load."""
         rows: list[tuple[float, Outcome, Outcome]] = []
-        while not rows or rows[-1][2].in_time >= _COLLAPSED or rows[-1][1].in_time >= IN_TIME:
+        while not rows or rows[-1][1].in_time >= IN_TIME or rows[-1][2].in_time >= FAILING:
             demands = demands_of(data, load)
             coming = arrivals_of(demands, day_of(data), load_s / load, seed)
             ours, swap = (run(system, num_gpus, demands, coming) for system in ("ours", "swap"))
