@@ -13,18 +13,31 @@ def cpu_seconds(root: int) -> dict[str, float]:
     Names: `ingress`, the units' ids, `workers` (their children), `client` and `other` (Ray's own
     processes).
     """
-    stats = {pid: _stat(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
-    family = {root}
-    while more := {p for p, s in stats.items() if s and int(s[1]) in family} - family:
-        family |= more
+    stats = _stats()
     used: dict[str, float] = {}
-    for pid in family:
+    for pid in _family(root, stats):
         fields = stats.get(pid)
         if fields:
             name = _name(pid)
             seconds = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
             used[name] = used.get(name, 0.0) + seconds
     return used
+
+
+def descendants(root: int) -> set[int]:
+    """Return the processes that `root` made, and itself."""
+    return _family(root, _stats())
+
+
+def _stats() -> dict[int, list[str]]:
+    return {pid: _stat(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
+
+
+def _family(root: int, stats: dict[int, list[str]]) -> set[int]:
+    family = {root}
+    while more := {p for p, s in stats.items() if s and int(s[1]) in family} - family:
+        family |= more
+    return family
 
 
 def _stat(pid: int) -> list[str]:

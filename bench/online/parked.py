@@ -11,15 +11,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import safe_open
 
-from bench.processes import cpu_seconds
 from muxcluster.config.facts import read_facts
 from muxcluster.core.events import FinishReason, TokenDelta
 from muxcluster.core.job import Phase, WorkerSpec
@@ -53,7 +52,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 24, 8
 TARGET_S = 2.0  # in which a first token is in time
 _CONTEXT = 128
 _WAKE_S = 0.4  # predicted before any was measured
-_TIMEOUT_S = 300.0
+TIMEOUT_S = 300.0
 _MAX_SEQS = 16
 
 
@@ -231,7 +230,7 @@ class Load:
             unit.submit(Request(ask.request_id, ask.model, ask.prompt, sampling))
         with self.changed:
             is_over = self.changed.wait_for(
-                lambda: len(self.reasons) == len(self.asks), timeout=_TIMEOUT_S
+                lambda: len(self.reasons) == len(self.asks), timeout=TIMEOUT_S
             )
         if not is_over:
             raise TimeoutError(f"{len(self.asks) - len(self.reasons)} requests never end")
@@ -248,7 +247,7 @@ class Load:
             "requests": len(self.asks),
             "in_time": round(float((first_s <= TARGET_S).mean()), 4),
             "ttft_p50_s": round(float(np.median(first_s)), 3),
-            "ttft_p99_s": round(float(np.quantile(first_s, 0.99)), 3),
+            "ttft_p99_s": round(float(np.quantile(first_s, 0.99, method="higher")), 3),
             "lost": len(whole) - sum(whole),
         }
 
@@ -295,7 +294,7 @@ def _model(name: str, path: Path) -> ModelSpec:
         mean_output_tokens=OUTPUT_TOKENS,
         slo=Slo(TARGET_S, 1.0),
         residency=Residency.ON_DEMAND,
-        resident_bytes=(path / "model.safetensors").stat().st_size,
+        resident_bytes=bytes_of(path),
         wake_s=_WAKE_S,
     )
 
@@ -349,125 +348,29 @@ def _children(pid: int) -> list[int]:
     return []
 
 
-# Others beside sleepers
+def bytes_of(path: Path) -> int:
+    """Bytes of a model's weights."""
+    return (path / "model.safetensors").stat().st_size
 
 
-class Pace(NamedTuple):
-    """Output tokens by time."""
-
-    per_s: float
-    per_cpu_s: float  # of all processes; other work on the machine matters less
-
-
-class ClosedLoop:
-    """Keeps `num_open` requests of each of some models open, and counts their tokens.
-
-    `hear` is the unit's `on_output`; the next request is sent from there, on the unit's thread.
-    """
-
-    def __init__(self, names: Sequence[str], num_open: int) -> None:
-        self._names = names
-        self._num_open = num_open
-        self._prompts = np.random.default_rng(0).integers(5, 500, (64, PROMPT_TOKENS), np.int32)
-        self._num_sent = self._num_ended = self._num_tokens = self._num_in_time = 0
-        self._until_s = 0.0
-        self._idle = threading.Event()
-        self._unit: Unit | None = None
-
-    def hear(self, deltas: Mapping[str, TokenDelta]) -> None:
-        """New output."""
-        is_open = time.monotonic() < self._until_s
-        for name, delta in deltas.items():
-            self._num_tokens += len(delta.tokens)
-            self._num_in_time += len(delta.tokens) if is_open else 0
-            if delta.finished is None:
-                continue
-            self._num_ended += 1
-            if is_open:
-                self._send(name.split("/")[0])
-        if self._num_ended == self._num_sent:
-            self._idle.set()
-
-    def run(self, unit: Unit, seconds: float) -> Pace:
-        """Output tokens over so many seconds; returns when all requests have ended."""
-        self._unit, self._num_tokens, self._num_in_time = unit, 0, 0
-        before_s = sum(cpu_seconds(os.getpid()).values())
-        self._idle.clear()
-        self._until_s = time.monotonic() + seconds
-        for name in self._names * self._num_open:
-            self._send(name)
-        if not self._idle.wait(_TIMEOUT_S):
-            raise TimeoutError("requests never end")
-        used_s = sum(cpu_seconds(os.getpid()).values()) - before_s
-        return Pace(self._num_in_time / seconds, self._num_tokens / used_s)
-
-    def _send(self, name: str) -> None:
-        assert self._unit is not None
-        number, self._num_sent = self._num_sent, self._num_sent + 1
-        sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=4 * OUTPUT_TOKENS)
-        prompt = self._prompts[number % len(self._prompts)]
-        self._unit.submit(Request(f"{name}/{number}", name, prompt, sampling))
-
-
-def beside_sleepers(
-    paths: Mapping[str, Path], num_pairs: int, seconds: float
-) -> list[tuple[Pace, Pace]]:
-    """Tokens of the first two models alone, and with all others parked beside; in pairs.
-
-    Both units live all the time and run in turn.
-    """
-    names = list(paths)[:2]
-    found: list[tuple[Pace, Pace]] = []
-    with _two(paths, names) as ((alone, first), (beside, second)):
-        first.run(alone, 1.0)
-        second.run(beside, 1.0)
-        for number in range(num_pairs):
-            runs = [(first, alone), (second, beside)]
-            order = runs if number % 2 else runs[::-1]
-            by_loop = {id(loop): loop.run(unit, seconds) for loop, unit in order}
-            found.append((by_loop[id(first)], by_loop[id(second)]))
-            print(f"tokens alone, beside sleepers: {found[-1]}", flush=True)
-    return found
-
-
-@contextmanager
-def _two(
-    paths: Mapping[str, Path], names: Sequence[str]
-) -> Iterator[list[tuple[Unit, ClosedLoop]]]:
-    made = []
-    room = sum((paths[name] / "model.safetensors").stat().st_size for name in names)
-    try:
-        for mine in ({name: paths[name] for name in names}, paths):
-            spec = unit_of(mine, room)
-            auto = tuple(
-                replace(each, residency=Residency.AUTO, rate_per_s=1.0)
-                if each.name in names
-                else each
-                for each in spec.models
-            )
-            spec = replace(spec, models=auto, num_blocks=unit_of(paths, room).num_blocks)
-            loop = ClosedLoop(names, 8)
-            unit = Unit(spec, loop.hear, executor=ResidencyExecutor(spec))
-            made.append((unit, loop))
-            unit.start()
-        yield made
-    finally:
-        for unit, _ in made:
-            unit.close()
+def third_of(paths: Mapping[str, Path]) -> int:
+    """The memory for weights of all systems: a third of them all, at least the largest one."""
+    sizes = [bytes_of(path) for path in paths.values()]
+    return max(sum(sizes) // 3, *sizes)
 
 
 def rivals(
     paths: Mapping[str, Path], rates: Sequence[float], seconds: float, seed: int
 ) -> list[dict[str, Any]]:
-    """Both policies on the same unit and traces: models for a third of which there is memory.
+    """Both policies on the same unit, memory and traces.
 
     A row for each rate and policy, in that order.
     """
-    third = sum((path / "model.safetensors").stat().st_size for path in paths.values()) // 3
+    room = third_of(paths)
     rows = []
     for rate in rates:
         asks = trace_of(list(paths), rate, seconds, seed)
-        for system, wakes, room in (("ours", "deadline", third), ("swap", "swap", None)):
+        for system, wakes in (("ours", "deadline"), ("swap", "swap")):
             found = serve(unit_of(paths, room, wakes=wakes), asks).result()
             rows.append({"system": system, "rate": rate, **found})
             print(rows[-1], flush=True)
@@ -478,9 +381,8 @@ def with_kills(
     paths: Mapping[str, Path], rate: float, seconds: float, num_kills: int, seed: int
 ) -> dict[str, Any]:
     """Ours while processes are killed."""
-    third = sum((path / "model.safetensors").stat().st_size for path in paths.values()) // 3
     asks = trace_of(list(paths), rate, seconds, seed)
-    found = serve(unit_of(paths, third), asks, num_kills=num_kills, seed=seed).result()
+    found = serve(unit_of(paths, third_of(paths)), asks, num_kills=num_kills, seed=seed).result()
     row = {"system": "ours", "rate": rate, "kills": num_kills, **found}
     print(row, flush=True)
     return row

@@ -31,6 +31,8 @@ COLUMNS = MappingProxyType(
 )
 # what an operator asked of a model's weights, while it holds
 _ORDERS = {"hold": "held", "pin": "pinned", "park": "put away", "wake": "asked for"}
+# of units whose weights move: "ahead" are wakes that nothing waited for, "used" those in time
+_WEIGHT_COLUMNS = ("weights", "MiB, parked", "wakes", "ahead, used", "s a wake", "expected wait, s")
 COMING = ("starting", "loading")  # phases of a unit that is starting
 _PARTS = {"healthy", "nodes", "units", "rates", "missing_units", "unplaced"}  # of a server's state
 
@@ -122,7 +124,7 @@ def _unit_table(unit: Mapping[str, Any]) -> Table:
     # a server of an earlier version says nothing of weights
     is_parking = any(model.get("residency", "always") != "always" for model in unit["models"])
     if is_parking:
-        for title in ("weights", "MiB, parked", "wakes", "s a wake", "expected wait, s"):
+        for title in _WEIGHT_COLUMNS:
             table.add_column(title, justify="right", no_wrap=True)
     for model in unit["models"]:
         backend = model["backend"] or "loading"
@@ -143,6 +145,7 @@ def _weights(model: Mapping[str, Any]) -> tuple[str, ...]:
         f"{model['weights'] or '–'} ({kinds})",
         _mebibytes(model["resident_bytes"], model.get("parked_bytes", 0)),
         _number(model["wakes"]),
+        f"{model.get('wakes_ahead', 0)}, {model.get('wakes_ahead_used', 0)}",
         "–" if per_wake_s is None else f"{per_wake_s:.2f}",
         _number(model["expected_wait_s"]),
     )

@@ -75,6 +75,7 @@ def _unit_policy(config: Config, nodes: Sequence[Node]) -> UnitPolicy:
             max_decode_rows=policy.max_decode_rows,
             quota_period_s=policy.quota_period_s,
             shared_prefix_tokens=policy.shared_prefix_tokens,
+            wakes="foresight" if policy.foresight else "deadline",
         ),
         partition=policy.partition,
         pipeline_depth=None if policy.pipeline_depth == "auto" else policy.pipeline_depth,

@@ -242,6 +242,9 @@ class PolicySection(Section):
     """Most sequences of a decode job."""
     quota_period_s: Positive = 5.0
     """Seconds between moves of KV quota."""
+    foresight: bool = False
+    """Where weights move: wake models ahead of requests that past ones let expect (regular clients,
+    bursts, times of day), in memory without use."""
     shared_prefix_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = 128
     """Decoding requests that share at least this many cached prompt tokens read them once per step;
     0: never."""

@@ -4,12 +4,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 # A woken model that has requests stays for at least so many times the seconds it takes to wake, so
-# that at most 1 / (1 + STAY_WAKES) of the time goes into moves.
-STAY_WAKES = 4.0
+# that at most 1 / (1 + STAY_WAKES) of the time goes into moves. Three 30B models that take turns on
+# a GPU had 8.4 % of their requests late with 2, 11.4 with 4 and 9.1 with 1 (simulated, ten times
+# the arena's rates, four seeds: bench/planning/parked.py); with enough memory it matters little.
+STAY_WAKES = 2.0
 # Its interactive requests may go on for so many times its wake seconds after others were promised
-# its memory: what is interrupted is recomputed. With 4, fewer requests were in time
-# (bench/residency.py).
-DRAIN_WAKES = 1.0
+# its memory: what is interrupted is recomputed. Thirty models on five GPUs had 99.1 and 99.1 % of
+# their requests in time with 0.5 (two seeds), 98.9 and 98.9 with 1, and 98.9 with 0 (simulated, ten
+# times the arena's rates: bench/residency.py); longer ones are worse.
+DRAIN_WAKES = 0.5
 
 
 class Residency(StrEnum):

@@ -68,12 +68,17 @@ class ModelStats:
     num_wakes: int = 0
     num_parks: int = 0
     waking_s: float = 0.0  # of all wakes
+    # Of the wakes, those that nothing waited for, and after how many of them a request came in time
+    num_wakes_ahead: int = 0
+    num_wakes_ahead_used: int = 0
     resident_bytes: int = 0  # that it takes of a rank's memory while it is resident; 0: not counted
     # That the unit keeps for it in host memory while it is parked, cached blocks and the kernel's
     # page cache not counted; 0: not counted
     parked_bytes: int = 0
     # Predicted seconds until a request that waits for its weights could run; 0 if resident
     expected_wait_s: float = 0.0
+    # Expected delay that its wake would cause for other models' requests, in seconds of all of them
+    wake_cost_s: float = 0.0
     order: str = ""  # an operator's `WeightOrder` that holds; empty: none
 
 

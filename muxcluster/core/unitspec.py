@@ -81,8 +81,9 @@ class SchedulerSpec:
     shares_blocks: bool = True
     # Packing "hybrid": only slots about to be overwritten are saved, not whole blocks
     saves_lazily: bool = True
-    # Where weights do not fit together, whose are resident: "deadline", or for comparison "swap"
-    # (one model at a time) or "static" (those of the start; the others are refused)
+    # Where weights do not fit together, whose are resident: "deadline", "foresight" (the same, and
+    # models are woken ahead of requests that are expected), or for comparison "swap" (one model at
+    # a time) or "static" (those of the start; the others are refused)
     wakes: str = "deadline"
     # CPU units: where the constraint of a request leaves one token at each of several places, these
     # are its output at once, and the next job computes them together; False: one a step

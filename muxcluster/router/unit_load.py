@@ -87,8 +87,9 @@ class LoadMeter:
                 _watch_queue(state.queue, before, report, model)
             while state.sent and state.sent[0][0] < arrived_s:
                 state.sent.popleft()
-            # nothing is prefilled until the model's weights are resident
-            state.wait_s, state.at_s = model.expected_wait_s, arrived_s
+            # nothing is prefilled until the weights are resident, and a wake may cost others
+            state.wait_s = model.expected_wait_s + model.wake_cost_s
+            state.at_s = arrived_s
             state.push(model.waiting_tokens, arrived_s)
             for sent_s, num_tokens in state.sent:
                 state.push(num_tokens, sent_s)

@@ -16,8 +16,8 @@ from muxcluster.scheduling.lanes.view import Lane
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.memory.quotas import floors, split, weights
 from muxcluster.scheduling.packing.batch import Limits
-from muxcluster.scheduling.residency.moves import WeightMoves
-from muxcluster.scheduling.residency.policy import POLICIES
+from muxcluster.scheduling.residency import POLICIES
+from muxcluster.scheduling.residency.moves import WeightMoves, resident_at_start
 from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.state.model import LoadMeter, ModelState
 from muxcluster.scheduling.steptime.learn import CopyTimes
@@ -126,18 +126,21 @@ def kv_cache(unit: UnitSpec, *, has_block_ids: bool, lends: bool) -> KvCache:
 
 
 def carried_blocks(
-    kv: KvCache, models: Sequence[ModelState], *, uses_quotas: bool
+    kv: KvCache, unit: UnitSpec, models: Sequence[ModelState], *, uses_quotas: bool
 ) -> dict[str, int]:
     """Return the blocks that one sequence of each model can always count on, by model name.
 
-    With quotas the pool is split by what planned requests would hold, no model below its
-    floor, and these quotas are set. Raises ValueError where the pool cannot hold one column of each
-    model.
+    With quotas the pool is split among the models that are resident at the start by what planned
+    requests would hold, no model below its floor, and these quotas are set; the others have none.
+    Raises ValueError where the pool cannot hold one column of each model.
     """
-    least = floors(models, kv.num_blocks)
+    least = floors(models, kv.num_blocks, unit.resident_bytes)
     if not uses_quotas:
         return {model.name: kv.num_blocks for model in models}
-    kv.set_quotas(split(models, weights(models), least, kv.num_blocks))
+    names = resident_at_start(unit)
+    awake = [model for model in models if model.name in names]
+    quotas = dict.fromkeys(least, 0)
+    kv.set_quotas(quotas | split(awake, weights(models), least, kv.num_blocks))
     return least
 
 

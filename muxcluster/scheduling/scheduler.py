@@ -34,6 +34,7 @@ from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.scheduling.packing.batch import Packing, Turn
 from muxcluster.scheduling.pipelining import Pipelining
 from muxcluster.scheduling.residency.moves import resident_at_start
+from muxcluster.scheduling.residency.policy import Room
 from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.requests import LiveRequest
@@ -82,7 +83,7 @@ class UnitScheduler:
             for model in spec.models
         }
         models = tuple(self._models.values())
-        self._carry = carried_blocks(self._kv, models, uses_quotas=has_quotas)
+        self._carry = carried_blocks(self._kv, spec, models, uses_quotas=has_quotas)
         self._memory = Memory(self._kv, models, spec.block_bytes, is_bidirectional=lends)
         self.batch_memory = BatchMemory(self._kv, self._models, is_bound=has_quotas and not lends)
         self._limits = limits(policy, max_steps)
@@ -96,8 +97,11 @@ class UnitScheduler:
         self._view = LaneView(
             self._memory, self._shares, self._packing, self._times, policy.token_budget
         )
-        balancer = QuotaBalancer(self._kv, models, self._carry) if has_quotas else None
-        self._adaptation = Adaptation(models, balancer, policy.quota_period_s)
+        self._start = resident_at_start(spec)
+        balancer = QuotaBalancer(self._kv, models, self._carry, self._start) if has_quotas else None
+        self._adaptation = Adaptation(
+            models, balancer, policy.quota_period_s, self._memory.take_back
+        )
         self._completion = Completion(self._memory)
         self._fast_forward = FastForward(
             self._models,
@@ -117,9 +121,8 @@ class UnitScheduler:
                 joins_forced=spec.joins_forced,
             )
         self._failures = Failures(self._memory)
-        self._start = resident_at_start(spec)
         self._weights = weight_moves(spec, models, self._memory, self._shares)
-        self._show_runnable()
+        self._show_weights()
         self._live: dict[str, LiveRequest] = {}
         self._num_added = 0
 
@@ -200,8 +203,8 @@ class UnitScheduler:
             return []
         self._adaptation.advance(now)
         moves = self._weights.next_moves(now)
-        self._show_runnable()
-        self._adaptation.settle()
+        self._show_weights()
+        self._adaptation.settle(now)
         return moves
 
     def request_move(self, name: str, order: WeightOrder, now: float) -> None:
@@ -216,13 +219,13 @@ class UnitScheduler:
         if self._weights is None:
             raise MoveRefused(f"{name} cannot be moved: all weights of its unit stay resident")
         self._weights.request(name, order, now)
-        self._show_runnable()
+        self._show_weights()
 
     def moved(self, move: Move, seconds: float, now: float) -> StepOutput:
         """Note that a move ended after `seconds`; one that a reset forgot is ignored."""
         if self._weights is not None:
             self._weights.moved(move, seconds, now)
-            self._show_runnable()
+            self._show_weights()
         return self._output(events_only([]), now)
 
     def move_failed(
@@ -240,7 +243,7 @@ class UnitScheduler:
                 for live in tuple(model.waiting):
                     model.waiting.remove(live)
                     events.append(_without_weights(live, cause, now))
-            self._show_runnable()
+            self._show_weights()
         return self._output(events_only(events), now)
 
     def lose_model(self, name: str, now: float) -> StepOutput:
@@ -251,7 +254,7 @@ class UnitScheduler:
         """
         if self._weights is not None:
             self._weights.lose(name, now)
-            self._show_runnable()
+            self._show_weights()
         return self._output(events_only([]), now)
 
     def next_jobs(self, now: float) -> list[Job]:
@@ -334,7 +337,7 @@ class UnitScheduler:
         self._kv.drop_cache()
         if self._weights is not None:
             self._weights.reset(now, names)
-            self._show_runnable()
+            self._show_weights()
         return self._output(events_only(events), now)
 
     def next_wakeup(self, now: float) -> float | None:
@@ -342,7 +345,7 @@ class UnitScheduler:
         next_s = self._adaptation.next_s() if self._live else None
         if self._weights is None or self._weights.next_s == math.inf:
             return next_s
-        if not (self._live or self._weights.has_work):
+        if not (self._live or self._weights.has_work or self._weights.is_watching):
             return None
         return self._weights.next_s if next_s is None else min(next_s, self._weights.next_s)
 
@@ -401,6 +404,15 @@ class UnitScheduler:
         """
         return self._view.has_waiting_work
 
+    @property
+    def num_open(self) -> int:
+        """Return the accepted requests that have not ended."""
+        return len(self._live)
+
+    def outlook(self, name: str, now: float) -> Room:
+        """Return what a new request would wait for a model's weights, and cost others."""
+        return Room(0.0, 0.0) if self._weights is None else self._weights.outlook(name, now)
+
     def used_blocks(self) -> dict[str, int]:
         """Return the number of distinct blocks that live sequences of each model hold."""
         models = self._models.values()
@@ -451,10 +463,11 @@ class UnitScheduler:
             table.add_running(job.rows.table_rows, now - start_s, are_decoding=are_decoding)
         return now - start_s
 
-    def _show_runnable(self) -> None:
-        """Let lanes see the models whose jobs may start."""
+    def _show_weights(self) -> None:
+        """Let lanes see the models whose jobs may start, and divide the pool among those awake."""
         if self._weights is not None:
             self._view.models = self._weights.runnable
+            self._adaptation.follow(self._weights.awake)
 
     def _output(self, output: StepOutput, now: float) -> StepOutput:
         """Put pending events of preemption before `output`; forget the requests that end in it."""
@@ -464,7 +477,7 @@ class UnitScheduler:
             del self._live[event.request_id]
             self._failures.forget(event.request_id)
         self._shares.is_exclusive = self._failures.is_exclusive
-        self._adaptation.settle()
+        self._adaptation.settle(now)
         preempted = self._memory.take_events()
         if self._weights is not None and (output.events or preempted):
             self._weights.touch()

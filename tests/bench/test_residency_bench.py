@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
-from bench.online.parked import Load, Pace, Wakes, trace_of
+from bench.online.parked import Load, Wakes, trace_of
+from bench.online.sleepers import Pace, Sleepers
+from bench.planning.parked import Outcome
+from bench.planning.parking_rivals import Foreseen, SameGpus
 from bench.residency import Measured
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 
@@ -16,7 +19,9 @@ def row(system: str, in_time: float, p99_s: float = 1.0, lost: int = 0) -> dict:
 
 def claims(rows: list[dict], killed_lost: int = 0) -> dict[str, float]:
     pairs = [(Pace(100.0, 10.0), Pace(99.0, 11.0))] * 3
-    found = Measured(WAKES, rows, row("ours", 1.0, lost=killed_lost), pairs).claims()
+    sleepers = Sleepers(pairs, {"c": 2**20, "d": 3 * 2**20}, 2.0**19)
+    killed = row("ours", 1.0, lost=killed_lost)
+    found = Measured(WAKES, rows, row("processes", 0.3), killed, sleepers).claims()
     return {claim.name: claim.value for claim in found}
 
 
@@ -31,6 +36,7 @@ def test_the_systems_are_compared_where_swap_begins_to_fail() -> None:
     found = claims(rows)
     assert found["engine_in_time_over_swap"] == 3.0
     assert found["engine_p99_cut_over_swap"] == 4.0
+    assert found["engine_in_time_over_processes"] == 3.0
     assert claims(rows[:2])["engine_in_time_over_swap"] == pytest.approx(1.053)
 
 
@@ -43,6 +49,29 @@ def test_ratios_of_pairs_are_medians() -> None:
     found = claims([row("ours", 1.0), row("swap", 1.0)])
     assert found["throughput_beside_sleepers"] == 0.99
     assert found["tokens_per_cpu_s_beside_sleepers"] == 1.1
+    assert (found["sleeper_told_mib"], found["sleeper_owner_mib"]) == (2.0, 0.5)
+
+
+def outcome(in_time: float, ahead: int = 0, used: int = 0) -> Outcome:
+    return Outcome("any", 8, "apart", in_time, 30, 0.1, 0.1, ahead, used)
+
+
+def test_on_the_same_gpus_they_are_compared_where_swap_begins_to_fail() -> None:
+    shares = ((10.0, 1.0, 0.98), (20.0, 0.995, 0.8), (40.0, 0.985, 0.4), (80.0, 0.6, 0.2))
+    same = SameGpus(8, [(load, outcome(ours), outcome(swap)) for load, ours, swap in shares])
+    found = {claim.name: claim.value for claim in same.claims()}
+    assert found["in_time_over_swap"] == pytest.approx(0.995 / 0.8, abs=1e-4)
+    assert found["late_of_swap_over_ours"] == pytest.approx(0.2 / 0.005, rel=1e-3)
+    assert found["most_in_time_over_swap"] == 3.0
+    # ours passes 99 % half way from 20 to 40, swap half way from 0 (all in time) to 10
+    assert found["load_over_swap"] == pytest.approx(30.0 / 5.0)
+
+
+def test_foresight_is_judged_by_late_requests_and_by_wakes_that_were_used() -> None:
+    rows = {"": (outcome(0.98), outcome(0.99, 10, 4)), "_x": (outcome(0.9), outcome(0.95))}
+    found = {claim.name: claim.value for claim in Foreseen(10.0, rows).claims()}
+    assert found["late_cut_by_foresight"] == found["late_cut_by_foresight_x"] == 2.0
+    assert (found["foresight_hit_rate"], found["foresight_hit_rate_x"]) == (0.4, 0.0)
 
 
 def test_the_first_name_is_asked_most_and_arrivals_have_the_rate() -> None:

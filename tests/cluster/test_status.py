@@ -151,6 +151,7 @@ def test_the_reason_of_a_failed_start_is_the_last_exception() -> None:
 def test_where_weights_are_is_shown_where_models_are_parked() -> None:
     stats = ModelStats("two", weights="parked", num_wakes=4, num_parks=5, waking_s=6.0)
     stats = replace(stats, expected_wait_s=1.25, order="hold")
+    stats = replace(stats, num_wakes_ahead=3, num_wakes_ahead_used=2)
     stats = replace(stats, resident_bytes=3 * 2**20, parked_bytes=2**18)
     view = _view(UnitStats("n-0.1", 1.0, 128, 100, (stats,)))
     assert "weights" not in _shown(describe([], [view], None))
@@ -166,4 +167,4 @@ def test_where_weights_are_is_shown_where_models_are_parked() -> None:
         5,
     )
     shown = _shown(state).replace("│ ", "")
-    assert "parked (on-demand, held) 3, 0.25 4 1.50 1.25" in shown
+    assert "parked (on-demand, held) 3, 0.25 4 3, 2 1.50 1.25" in shown

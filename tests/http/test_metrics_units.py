@@ -62,6 +62,7 @@ def test_a_unit_that_is_gone_reports_no_state_and_its_jobs_stay_counted() -> Non
 
 def test_where_weights_are_is_told_in_vllm_s_words() -> None:
     awake = ModelStats("chat", num_wakes=2, num_parks=1, waking_s=1.5, resident_bytes=100)
+    awake = replace(awake, num_wakes_ahead=2, num_wakes_ahead_used=1)
     parked = ModelStats("code", weights="parked", expected_wait_s=0.75)
     waking, parking = ModelStats("rare", weights="waking"), ModelStats("old", weights="parking")
     units = [UnitStats("u0", 1.0, 10, 10, (awake, parked, waking, parking))]
@@ -80,6 +81,8 @@ def test_where_weights_are_is_told_in_vllm_s_words() -> None:
     values = scraped(units)
     assert values["muxcluster:wakes_total", "chat", "u0"] == 2
     assert values["muxcluster:parks_total", "chat", "u0"] == 1
+    assert values["muxcluster:wakes_ahead_total", "chat", "u0"] == 2
+    assert values["muxcluster:wakes_ahead_used_total", "chat", "u0"] == 1
     assert values["muxcluster:waking_seconds_total", "chat", "u0"] == 1.5
     assert values["muxcluster:resident_bytes", "chat", "u0"] == 100
     assert values["muxcluster:expected_wait_seconds", "code", "u0"] == 0.75

@@ -88,10 +88,10 @@ def test_wakes_of_models_of_different_sizes() -> None:
     wake_s=st.floats(0.01, 30),
     data=st.data(),
 )
-def test_moves_take_at_most_a_fifth_of_the_time_and_waits_are_finite(rates, wake_s, data) -> None:
+def test_moves_take_at_most_a_third_of_the_time_and_waits_are_finite(rates, wake_s, data) -> None:
     count = data.draw(st.integers(1, len(rates) - 1))
     weight_memory = WeightMemory(count, count * GIB, (GIB,) * len(rates), (wake_s,) * len(rates))
-    assert sum(weight_memory.wakes_per_s(rates)) * wake_s <= 0.2 * (1 + 1e-9)
+    assert sum(weight_memory.wakes_per_s(rates)) * wake_s <= (1 + 1e-9) / 3
     for wait in weight_memory.waits(rates, [5.0] * len(rates)):
         assert 0 <= wait.median <= wait.high < math.inf
 

@@ -295,6 +295,10 @@ class Rig:
         assert not self.running
         assert stats.free_blocks + sum(m.cached_blocks for m in stats.models) == stats.num_blocks
         assert all(m.used_blocks == m.num_running == m.num_waiting == 0 for m in stats.models)
+        self.check_asleep()
+
+    def check_asleep(self) -> None:
+        """No time is left at which something would happen by itself."""
         assert self.scheduler.next_wakeup(self.now) is None
 
     def check_outputs(self, requests) -> None:

@@ -110,3 +110,17 @@ def test_one_model_at_a_time_swaps_when_what_runs_has_ended() -> None:
     # The second request for a came when a was to leave, and waits behind the one for c.
     for before, after in ((0, 1), (1, 3), (3, 2)):
         assert first_s[after] > last_s[before] + WAKE_S
+
+
+def test_several_units_share_models_and_a_request_goes_where_its_weights_are() -> None:
+    first = tight_unit(room=2, lane="mixed")
+    second = SimUnit(replace(first.spec, unit_id="second"), first.models)
+    coming = arrivals(150, 0.5, MODELS, seed=5)
+    apart = simulate([first], coming)
+    shared = simulate([first, second], coming)
+    assert shared.records.is_finished.all()
+    wakes_of = {unit.unit_id: sum(m.num_wakes for m in unit.models) for unit in shared.stats}
+    assert len(wakes_of) == 2
+    # memory for all four: each has a home after few wakes, and hardly any request waits
+    assert (shared.records.rows["waking_s"] > 0).mean() < 0.1
+    assert sum(wakes_of.values()) < sum(wakes(apart).values()) / 4

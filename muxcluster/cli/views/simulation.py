@@ -5,7 +5,13 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from muxcluster.cli.views.words import percent_text, seconds_text
-from muxcluster.sim.report.report import CaseReport, GroupReport, Number, SpreadReport
+from muxcluster.sim.report.report import (
+    CaseReport,
+    GroupReport,
+    Number,
+    SpreadReport,
+    WakesReport,
+)
 
 _NOTHING = "-"
 _FULL = 0.995  # lower shares are marked: some requests were not served or not finished
@@ -125,3 +131,12 @@ def _suffering(report: CaseReport) -> Iterator[Text]:
         text += f"; {late} not ended at {2 * report.duration_s:g} s, which no latency counts"
     is_bad = (group.served_share or 0.0) < _FULL
     yield Text(text, style="yellow" if is_bad else "")
+    if report.wakes is not None and report.wakes.num_wakes:
+        yield Text(f"  {report.system}: {_wakes_text(report.wakes)}")
+
+
+def _wakes_text(wakes: WakesReport) -> str:
+    text = f"weights woken {wakes.num_wakes} times, in {seconds_text(wakes.waking_s)} in all"
+    if wakes.num_ahead:
+        text += f"; {wakes.num_ahead} ahead of requests, {wakes.num_ahead_used} of them used"
+    return text

@@ -127,6 +127,8 @@ def _model(spec: ModelSpec, stats: ModelStats | None) -> dict[str, Any]:
         "order": now.order or None,
         "wakes": now.num_wakes,
         "parks": now.num_parks,
+        "wakes_ahead": now.num_wakes_ahead,
+        "wakes_ahead_used": now.num_wakes_ahead_used,
         "waking_s": round(now.waking_s, 3),
         "resident_bytes": now.resident_bytes,
         "parked_bytes": now.parked_bytes,

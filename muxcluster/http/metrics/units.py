@@ -98,6 +98,14 @@ COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
     ),
     "muxcluster:wakes": ("Times that parked weights became resident.", lambda m: m.num_wakes),
     "muxcluster:parks": ("Times that resident weights were parked.", lambda m: m.num_parks),
+    "muxcluster:wakes_ahead": (
+        "Wakes that no request or order waited for.",
+        lambda m: m.num_wakes_ahead,
+    ),
+    "muxcluster:wakes_ahead_used": (
+        "Wakes ahead after which a request came before the model was parked.",
+        lambda m: m.num_wakes_ahead_used,
+    ),
     "muxcluster:waking_seconds": ("Seconds of all wakes.", lambda m: m.waking_s),
 }
 # vLLM's sleep states; weights that are on their way count as where they come from.

@@ -7,7 +7,9 @@ always the least senior idle sequence among those whose blocks would help (of th
 the quota lacks blocks, of any when the pool does), so the most senior one is never preempted and
 finds, at the latest when the running jobs end, every other sequence preemptible: it progresses,
 ends, and the next becomes the most senior. A sequence that is alone in its job and least senior
-stalls instead of preempting itself. Where sequences lend, see lending.py.
+stalls instead of preempting itself. Where weights move, a model that woke has less than its floor
+until others, which go on within theirs, have given blocks back: see `Adaptation.settle`. Where
+sequences lend, see lending.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,6 +29,7 @@ from muxcluster.scheduling.memory.lending import (
     SequenceLending,
     SequenceRestoring,
     Swapping,
+    bound_idle,
     least_senior,
     restore,
 )
@@ -384,6 +387,17 @@ class Memory:
         """
         for row in model.running.idle().tolist():
             self._preempt(model, row, now)
+
+    def take_back(self, models: Sequence[ModelState], now: float) -> bool:
+        """Preempt the least senior idle sequence of `models` that their quotas bind; False: none
+        is idle."""
+        is_left = self._lending.is_on
+        idle = [model for model in models if len(bound_idle(model, is_left=is_left))]
+        if not idle:
+            return False
+        loser, row = least_senior(idle, is_left=is_left, by_quota=True)
+        self._preempt(loser, row, now)
+        return True
 
     def requeue(self, model: ModelState, row: int, now: float, *, is_trusted: bool) -> LiveRequest:
         """Take a sequence's blocks and row; it waits at its old place and will recompute."""

@@ -189,11 +189,17 @@ def least_senior(
     return worst[1], worst[2]
 
 
+def bound_idle(model: ModelState, *, is_left: bool) -> TableRows:
+    """Return the idle sequences whose blocks count against the quota. is_left: batch ones lend."""
+    idle = model.running.idle()
+    return idle[~model.running.is_batch[idle]] if is_left else idle
+
+
 def _useful(model: ModelState, *, by_quota: bool) -> TableRows:
+    if by_quota:
+        return bound_idle(model, is_left=True)
     table = model.running
     idle = table.idle()
-    if by_quota:
-        return idle[~table.is_batch[idle]]
     lent_tokens = model.kv.num_lent[idle] * np.int32(model.block_tokens)
     return idle[~table.is_batch[idle] | (model.kv.capacity[idle] > lent_tokens)]
 

@@ -5,8 +5,9 @@ measured, and a floor per model keeps a large, rarely used model from being star
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from muxcluster.core.residency import Residency
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.scheduling.state.model import ModelState
 
@@ -32,19 +33,47 @@ def weights(models: Sequence[ModelState]) -> dict[str, float]:
     }
 
 
-def floors(models: Sequence[ModelState], num_blocks: int) -> dict[str, int]:
+def floors(
+    models: Sequence[ModelState], num_blocks: int, resident_bytes: int = 0
+) -> dict[str, int]:
     """Return the blocks that no adaptation takes from a model: one sequence of max_model_len.
 
     Where the pool is too small for that, every model gets the same part of it, rounded down to
-    columns; longer requests are then rejected. Raises ValueError where a column does not fit.
+    columns; longer requests are then rejected. resident_bytes: of the weights that fit together,
+    0 for all; then only the floors of models that may be awake together need to fit. Raises
+    ValueError where a column does not fit.
     """
     wanted = {model.name: model.blocks(model.spec.max_model_len) for model in models}
-    part = min(1.0, num_blocks / sum(wanted.values()))
+    part = min(1.0, num_blocks / _most_at_once(models, wanted, resident_bytes))
     least = {m.name: _whole_columns(m, wanted[m.name] * part) for m in models}
     short = [name for name, blocks in least.items() if blocks == 0]
     if short:
         raise ValueError(f"a pool of {num_blocks} blocks holds not one column of {short[0]!r}")
     return least
+
+
+def _most_at_once(
+    models: Sequence[ModelState], wanted: Mapping[str, int], resident_bytes: int
+) -> float:
+    """Return a bound of the sum of `wanted` over models whose weights fit together.
+
+    Those with most blocks a byte of weights first, the last one in part.
+    """
+    if not resident_bytes:
+        return sum(wanted.values())
+    stay = [model for model in models if model.spec.residency is Residency.ALWAYS]
+    others = [model for model in models if model not in stay]
+    most = float(sum(wanted[model.name] for model in stay))
+    left = resident_bytes - sum(model.spec.resident_bytes for model in stay)
+
+    def per_byte(model: ModelState) -> float:
+        return wanted[model.name] / max(1, model.spec.resident_bytes)
+
+    for model in sorted(others, key=per_byte, reverse=True):
+        num_bytes = max(1, model.spec.resident_bytes)
+        most += wanted[model.name] * max(0.0, min(1.0, left / num_bytes))
+        left -= num_bytes
+    return max(most, max(wanted.values()))
 
 
 def split(
@@ -84,26 +113,59 @@ def _whole_columns(model: ModelState, blocks: float) -> int:
 class QuotaBalancer:
     """Sets targets per model, and moves the quotas in force towards them.
 
-    Blocks go from models that leave theirs idle to those that lack some. Invariants: used ≤ quota
-    for each model; quotas sum to at most the pool; target ≥ floor. A quota shrinks only as its
-    sequences give blocks back, and those are granted at once.
+    Blocks go from models that leave theirs idle to those that lack some. Where weights move, the
+    pool is divided among the models that are awake, resident or on their way: a parked one has no
+    quota, and its floor comes back when it wakes. Invariants: used ≤ quota for each model; quotas
+    sum to at most the pool; target ≥ floor of each awake model. A quota shrinks only as its
+    sequences give blocks back, and those are granted at once, first to a model below its floor.
     """
 
     def __init__(
-        self, kv: KvCache, models: Sequence[ModelState], floors: Mapping[str, int]
+        self,
+        kv: KvCache,
+        models: Sequence[ModelState],
+        floors: Mapping[str, int],
+        awake: Collection[str] | None = None,
     ) -> None:
+        """awake: models whose quotas are in force, the others have 0; by default all."""
         self._kv = kv
         self._models = models
         self._floors = floors
+        self._awake = frozenset(floors) if awake is None else frozenset(awake)
         self._targets = {model.name: model.kv.quota for model in models}
         self.is_settled = True  # the quotas in force are the targets
 
+    def follow(self, awake: Collection[str]) -> None:
+        """Divide the pool anew where other models are awake; their floors fit together.
+
+        Models that stay awake keep their proportions, and one that wakes gets a part by its demand
+        beside theirs. Models that fell asleep hold no blocks.
+        """
+        names = frozenset(awake)
+        if names == self._awake:
+            return
+        stayed = [model.name for model in self._models if model.name in names & self._awake]
+        demand = weights(self._models)
+        known = sum(demand[name] for name in stayed)
+        held = sum(self._targets[name] for name in stayed)
+        if known > 0 and held > 0:
+            demand |= {name: self._targets[name] / held * known for name in stayed}
+        self._awake = names
+        parts = split(self._awake_models(), demand, self._floors, self._kv.num_blocks)
+        self._targets = dict.fromkeys(self._targets, 0) | parts
+        self.is_settled = False
+        self.settle()
+
+    def _awake_models(self) -> list[ModelState]:
+        return [model for model in self._models if model.name in self._awake]
+
     def adapt(self) -> None:
         """Choose new targets from the use and the refusals since the last call."""
-        short = [model for model in self._models if model.is_short]
+        awake = self._awake_models()
+        short = [model for model in awake if model.is_short]
         if short:
             pot = self._kv.num_blocks - sum(self._targets.values())
-            pot += sum(self._give(model) for model in self._models if not model.is_short)
+            pot += sum(self._give(model) for model in awake if not model.is_short)
             self._share(short, pot)
         for model in self._models:
             model.is_short = False
@@ -142,18 +204,35 @@ class QuotaBalancer:
         """Bring the quotas in force as close to the targets as use allows."""
         if self.is_settled:
             return
-        kv = self._kv
+        kv, targets = self._kv, self._targets
         quotas = {
-            model.name: min(model.kv.quota, max(self._targets[model.name], model.kv.used))
+            model.name: min(model.kv.quota, max(targets[model.name], model.kv.used))
             for model in self._models
         }
         free = kv.num_blocks - sum(quotas.values())
-        for name in sorted(quotas, key=lambda name: quotas[name] / self._targets[name]):
-            granted = max(0, min(self._targets[name] - quotas[name], free))
+        lacking = [name for name in quotas if quotas[name] < targets[name]]
+        lacking.sort(key=lambda name: (self._has_floor(name, quotas), quotas[name] / targets[name]))
+        for name in lacking:
+            granted = min(targets[name] - quotas[name], free)
             quotas[name] += granted
             free -= granted
         kv.set_quotas(quotas)
-        self.is_settled = quotas == self._targets
+        self.is_settled = quotas == targets
+
+    def _has_floor(self, name: str, quotas: Mapping[str, int]) -> bool:
+        return quotas[name] >= self._floors[name]
+
+    def debtors(self) -> list[ModelState]:
+        """Return models that hold blocks beyond their targets while one that woke waits for them.
+
+        That is an awake model below its floor, with interactive requests and refused blocks.
+        """
+        awake = [] if self.is_settled else self._awake_models()
+        waits = any(
+            model.is_short and model.has_interactive and model.kv.quota < self._floors[model.name]
+            for model in awake
+        )
+        return [m for m in awake if m.kv.used > self._targets[m.name]] if waits else []
 
     def check(self) -> None:
         """Raise AssertionError where an invariant is broken."""
@@ -165,20 +244,35 @@ class QuotaBalancer:
         for model in self._models:
             name, quota, used = model.name, model.kv.quota, model.kv.used
             assert used <= quota, f"{name} uses {used} of quota {quota}"
+            if name not in self._awake:
+                assert quota == self._targets[name] == 0, f"{name} is away and has quota {quota}"
+                continue
             assert self._targets[name] >= self._floors[name], f"{name} is below its floor"
-            assert quota >= self._floors[name], f"the quota of {name} is below its floor"
+            is_whole = sum(quotas.values()) == kv.num_blocks
+            assert quota >= self._targets[name] or is_whole, (
+                f"{name} waits for blocks that are free"
+            )
+
+
+# Preempts a sequence of one of these models at a time; False where none can be.
+TakeBack = Callable[[Sequence[ModelState], float], bool]
 
 
 class Adaptation:
     """Measures rates and moves quotas once a period; the driver tells the time."""
 
     def __init__(
-        self, models: Sequence[ModelState], balancer: QuotaBalancer | None, period_s: float
+        self,
+        models: Sequence[ModelState],
+        balancer: QuotaBalancer | None,
+        period_s: float,
+        take_back: TakeBack,
     ) -> None:
         """balancer: None where no quotas are in force."""
         self._models = models
         self._balancer = balancer
         self._period_s = period_s
+        self._take_back = take_back
         self._last_s: float | None = None
 
     def advance(self, now: float) -> None:
@@ -194,9 +288,21 @@ class Adaptation:
         if self._balancer is not None:
             self._balancer.adapt()
 
-    def settle(self) -> None:
-        """Let quotas follow after blocks may have been given back."""
+    def follow(self, awake: Collection[str]) -> None:
+        """Divide the pool among these models, whose weights are resident or on their way."""
         if self._balancer is not None:
+            self._balancer.follow(awake)
+
+    def settle(self, now: float) -> None:
+        """Let quotas follow after blocks may have been given back.
+
+        A model that woke and lacks blocks of its floor does not wait for other models' sequences to
+        end: those beyond their models' targets are preempted, the least senior first.
+        """
+        if self._balancer is None:
+            return
+        self._balancer.settle()
+        while (debtors := self._balancer.debtors()) and self._take_back(debtors, now):
             self._balancer.settle()
 
     def next_s(self) -> float | None:

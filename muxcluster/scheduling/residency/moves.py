@@ -10,7 +10,7 @@ from muxcluster.core.residency import Move, MoveKind, Residency, WeightOrder, We
 from muxcluster.core.served import ModelStats
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.scheduling.memory.admission import Memory
-from muxcluster.scheduling.residency.policy import Standing, Turn, WakePolicy
+from muxcluster.scheduling.residency.policy import Room, Standing, Turn, WakePolicy
 from muxcluster.scheduling.residency.weights import Weights
 from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.state.model import ModelState
@@ -84,12 +84,13 @@ class WeightMoves:
         self._running: _Running | None = None
         self._promised: str | None = None  # the model that has its turn
         self._has_victims = False
-        self._may_wake_ahead = True
+        self._ahead_s = -math.inf  # when policy.ahead may have another answer
         self._num_moves = 0
         self.next_s = -math.inf  # when time alone may change what `next_moves` says
         for name in self._start:
             self._of[name].arrive(-math.inf)
         self.runnable = self._find_runnable()  # models whose jobs may start
+        self.awake = self._find_awake()  # models that are resident, on their way, or always
 
     def of(self, name: str) -> Weights:
         """Return the weights of a model. Raises KeyError for an unknown one."""
@@ -106,9 +107,9 @@ class WeightMoves:
         """
         if now < self.next_s:
             return []
-        may_wake_ahead = self._may_wake_ahead and self._running is None
+        may_wake_ahead = self._running is None and now >= self._ahead_s
         if not (self.has_work or self._has_victims or may_wake_ahead):
-            self.next_s = math.inf
+            self.next_s = self._ahead_s if self._running is None else math.inf
             return []
         moves: list[Move] = []
         while True:
@@ -126,11 +127,7 @@ class WeightMoves:
 
     def _free(self) -> int:
         """Bytes that nobody has or is promised; those that are being given up are free."""
-        taken = sum(
-            each.num_bytes
-            for each in self._all
-            if each.reserves and each.state is not WeightState.PARKING
-        )
+        taken = sum(each.num_bytes for each in self._all if each.is_awake)
         return self.room - taken
 
     def _clear_the_way(self, turn: Turn, now: float) -> None:
@@ -171,21 +168,34 @@ class WeightMoves:
                 return self._begin(MoveKind.PARK, self._of[name], now)
         if turn.wake is not None or any(each.is_claimed for each in self._all):
             return None
-        ahead = self.policy.ahead(standings, free)
-        if ahead is not None:
-            return self._begin(MoveKind.WAKE, self._of[ahead], now)
-        self._may_wake_ahead = False
-        return None
+        return self._move_ahead(self.policy.ahead(standings, free, self.room, now), busy, now)
 
-    def _begin(self, kind: MoveKind, each: Weights, now: float) -> Move:
+    def _move_ahead(self, turn: Turn, busy: Collection[str], now: float) -> Move | None:
+        if turn.wake is None:
+            self._ahead_s = turn.next_s
+            self.next_s = min(self.next_s, self._ahead_s)
+            return None
+        for name in turn.victims:
+            if name not in busy:
+                return self._begin(MoveKind.PARK, self._of[name], now)
+        if turn.victims:  # of an ended request, a job runs still
+            return None
+        return self._begin(MoveKind.WAKE, self._of[turn.wake], now, is_ahead=True)
+
+    def _begin(self, kind: MoveKind, each: Weights, now: float, *, is_ahead: bool = False) -> Move:
         move = Move(self._num_moves, each.name, kind)
         self._num_moves += 1
         self._running = _Running(move, each, now)
         if kind is MoveKind.PARK:
             self._memory.give_up(each.model, now)
-        each.begin(kind, now)
+        each.begin(kind, now, is_ahead=is_ahead)
         self._changed()
         return move
+
+    @property
+    def is_watching(self) -> bool:
+        """True if time alone may have a model woken that nothing waits for."""
+        return self.policy.foresees and self._ahead_s < math.inf
 
     @property
     def has_work(self) -> bool:
@@ -290,45 +300,54 @@ class WeightMoves:
 
     def told(self, stats: ModelStats, now: float) -> ModelStats:
         """Return `stats` of a model with what is known of its weights."""
-        each = self._of[stats.name]
+        each, outlook = self._of[stats.name], self.outlook(stats.name, now)
         return replace(
             stats,
             weights=each.state.value,
             num_wakes=each.num_wakes,
             num_parks=each.num_parks,
             waking_s=each.waking_s,
+            num_wakes_ahead=each.num_ahead,
+            num_wakes_ahead_used=each.num_ahead_used,
             resident_bytes=each.num_bytes,
             parked_bytes=each.parked_bytes,
-            expected_wait_s=self._expected_wait_s(each, now),
+            expected_wait_s=outlook.wait_s,
+            wake_cost_s=outlook.cost_s,
             order="" if each.order is None else each.order.value,
         )
 
-    def _expected_wait_s(self, each: Weights, now: float) -> float:
-        """Return the predicted seconds until a request that waits for `each` could run.
+    def outlook(self, name: str, now: float) -> Room:
+        """Return what a new request for a model would wait for its weights, and cost others.
 
-        The move under way, the wakes that come before and its own; sequences in the way are
-        not counted.
+        The move under way, the wakes that come before, memory in use, and its own wake. Where a
+        request waits for them already, another one costs nothing more.
         """
-        if each.is_resident:
-            return 0.0
+        each = self._of[name]
+        if each.is_resident and each.drains_since_s == math.inf:
+            return Room(0.0, 0.0)
         wait_s = 0.0
         if self._running is not None:
             wakes = self._running.move.kind is MoveKind.WAKE
             whole_s = self._running.weights.wake_s if wakes else 0.0
             wait_s = max(0.0, self._running.start_s + whole_s - now)
             if wakes and self._running.weights is each:
-                return wait_s
-        mine = each.standing(now)
+                return Room(wait_s, 0.0)
+        standings = {other.name: other.standing(now) for other in self._all}
+        mine = standings.pop(name)
         before = [
             other.wake_s
-            for other in self._all
-            if other is not each and other.is_claimed and other.standing(now).due_s <= mine.due_s
+            for other in standings.values()
+            if other.state is WeightState.PARKED and other.due_s <= mine.due_s < math.inf
         ]
-        return wait_s + sum(before) + each.wake_s
+        room = self.policy.room_for(mine, tuple(standings.values()), self._free(), now)
+        cost_s = 0.0 if each.is_claimed else room.cost_s
+        return Room(wait_s + sum(before) + room.wait_s + each.wake_s, cost_s)
 
     def touch(self) -> None:
         """Look again in the next turn: requests came, ended or were preempted."""
         self.next_s = -math.inf
+        if self.policy.foresees:
+            self._ahead_s = -math.inf
 
     def ran(self, name: str, now: float) -> None:
         """Note that a job of a model ended; nothing else may have changed by it."""
@@ -344,18 +363,22 @@ class WeightMoves:
         return True
 
     def _changed(self) -> None:
-        self._may_wake_ahead = True
+        self._ahead_s = -math.inf
         self.touch()
-        self.runnable = self._find_runnable()
+        self.runnable, self.awake = self._find_runnable(), self._find_awake()
 
     def _find_runnable(self) -> tuple[ModelState, ...]:
         return tuple([each.model for each in self._all if each.may_run])
+
+    def _find_awake(self) -> frozenset[str]:
+        return frozenset([each.name for each in self._all if each.is_awake])
 
     def check(self) -> None:
         """Raise AssertionError where an invariant is broken."""
         taken = sum(each.num_bytes for each in self._all if each.reserves)
         assert taken <= self.room, f"weights take {taken} bytes of {self.room}"
         assert self.runnable == self._find_runnable(), "jobs of other models may start"
+        assert self.awake == self._find_awake(), "quotas follow other models"
         moving = [e for e in self._all if e.state in (WeightState.WAKING, WeightState.PARKING)]
         running = [] if self._running is None else [self._running.weights]
         assert moving == running, "a move is forgotten, or two run"

@@ -11,7 +11,7 @@ has by then (two), the parks and the wake. Wakes that fail are not counted in th
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from muxcluster.core.residency import DRAIN_WAKES, STAY_WAKES, Residency, WeightState
@@ -35,7 +35,7 @@ class Standing:
     residency: Residency
     state: WeightState
     wake_s: float  # that its next wake takes
-    rate_per_s: float  # interactive requests
+    rate_per_s: float  # interactive requests, of the last hours
     target_s: float  # in which a first token of its requests is due
     # When the first request that waits for its weights is due, inf: none waits; -inf: the model
     # must always be resident and is not
@@ -53,6 +53,11 @@ class Standing:
     may_try: bool = True  # its last move did not fail a moment ago
     is_pinned: bool = False  # an operator wants it to stay
     is_put_away: bool = False  # an operator wants its memory back, and no wake but for a request
+    # What foresight says (0, inf without it): requests until it could be woken and have stayed, the
+    # earliest time of the next one if they are regular, and that it was woken ahead of all of them
+    expected: float = 0.0
+    visit_s: float = math.inf
+    is_ahead: bool = False
 
     @property
     def is_claim(self) -> bool:
@@ -81,10 +86,18 @@ class Turn(NamedTuple):
     next_s: float = math.inf  # when time alone may change the answer
 
 
+class Room(NamedTuple):
+    """What a wake would have to wait for, and what it would cost others."""
+
+    wait_s: float  # until its memory could be free
+    cost_s: float  # expected delay of all requests of those that would leave
+
+
 class WakePolicy(Protocol):
     """Chooses among models whose weights do not fit together."""
 
     refuses_absent: bool  # requests to models that are not resident are refused
+    foresees: bool  # its decisions follow what requests are expected
 
     def turn(self, models: Sequence[Standing], free: int, now: float, promised: str | None) -> Turn:
         """Return what to do for the models that requests wait for.
@@ -94,8 +107,16 @@ class WakePolicy(Protocol):
         """
         ...
 
-    def ahead(self, models: Sequence[Standing], free: int) -> str | None:
-        """Return a model to wake although nothing waits for it, within what is free."""
+    def room_for(self, each: Standing, models: Sequence[Standing], free: int, now: float) -> Room:
+        """Return what a request of `each`, which is away, would find."""
+        ...
+
+    def ahead(self, models: Sequence[Standing], free: int, room: int, now: float) -> Turn:
+        """Return a model to wake although nothing waits for any, and who gives way to it.
+
+        free: bytes that no model has. room: bytes of all. next_s: when time alone may change the
+        answer, if it is none.
+        """
         ...
 
     def keeps_s(self, wake_s: float, *, has_token: bool) -> float:
@@ -115,6 +136,11 @@ class ByDeadline:
     """The request due first has its model woken; those leave whose absence costs least."""
 
     refuses_absent = False
+    foresees = False
+
+    def absence_cost(self, each: Standing) -> float:
+        """Return the expected delay that its absence causes, relative to that of others."""
+        return each.absence_cost
 
     def keeps_s(self, wake_s: float, *, has_token: bool) -> float:
         stay_s = max(_LEAST_STAY_S, STAY_WAKES * wake_s)
@@ -127,7 +153,7 @@ class ByDeadline:
         claims = [each for each in models if each.is_claim]
         if not claims:
             return Turn()
-        claim = _first(claims, promised, lambda each: _order(each, now))
+        claim = first(claims, promised, lambda each: _order(each, now))
         need = 0 if claim.residency is Residency.ALWAYS else claim.num_bytes - free
         if need <= 0:
             return Turn(claim.name)
@@ -136,7 +162,7 @@ class ByDeadline:
             candidates = [each for each in models if _is_rare(each, claim)]
         else:
             candidates = [each for each in models if _may_go(each, claim, now)]
-        victims = _cheapest(candidates, need)
+        victims = cheapest(candidates, need, self.absence_cost)
         if victims is not None:
             return Turn(claim.name, victims)
         waits_s = [each.keeps_until_s for each in models if each.may_leave]
@@ -144,8 +170,25 @@ class ByDeadline:
             waits_s.append(claim.due_s)
         return Turn(next_s=min((each for each in waits_s if each > now), default=math.inf))
 
-    def ahead(self, models: Sequence[Standing], free: int) -> str | None:
-        """The one with most arrivals of those that fit; none that is on demand."""
+    def room_for(self, each: Standing, models: Sequence[Standing], free: int, now: float) -> Room:
+        claim = replace(each, due_s=now + each.target_s, is_batch_claim=False)
+        candidates = [model for model in models if _may_go(model, claim, now)]
+        need = max(0, each.num_bytes - free)
+        victims = cheapest(candidates, need, self.absence_cost)
+        wait_s = 0.0
+        if victims is None:
+            able = [model for model in models if model.may_leave]
+            victims = cheapest(able, need, self.absence_cost) or ()
+            ends_s = [model.keeps_until_s for model in able if model.name in victims]
+            wait_s = max([0.0, *(end_s - now for end_s in ends_s)])
+        leaving = [model for model in models if model.name in victims]
+        drains_s = [self.drain_s(model.wake_s) for model in leaving if model.has_interactive_rows]
+        absence_s = each.wake_s + self.keeps_s(each.wake_s, has_token=True)
+        cost_s = sum(_delay_s(model, absence_s) for model in leaving)
+        return Room(wait_s + max(drains_s, default=0.0), cost_s)
+
+    def ahead(self, models: Sequence[Standing], free: int, room: int, now: float) -> Turn:
+        """Wake the one with most arrivals of those that fit; none that is on demand."""
         fitting = [
             each
             for each in models
@@ -156,10 +199,19 @@ class ByDeadline:
             and each.rate_per_s > 0
             and not each.is_put_away
         ]
-        return max(fitting, key=lambda each: each.rate_per_s).name if fitting else None
+        if not fitting:
+            return Turn()
+        return Turn(max(fitting, key=lambda each: each.rate_per_s).name)
 
 
-def _first(
+def _delay_s(model: Standing, absence_s: float) -> float:
+    """Return the expected delay of the requests of a model that leaves for a while."""
+    if model.has_interactive:
+        return absence_s + model.wake_s
+    return -math.expm1(-model.rate_per_s * absence_s) * (absence_s / 2 + model.wake_s)
+
+
+def first(
     claims: Sequence[Standing], promised: str | None, order: Callable[[Standing], Any]
 ) -> Standing:
     """Return the claim that was promised a turn, else the first one by `order`."""
@@ -198,7 +250,9 @@ def _may_go(model: Standing, claim: Standing, now: float) -> bool:
     return not (model.has_interactive or model.is_owed or claim.is_batch_claim)
 
 
-def _cheapest(candidates: Sequence[Standing], need: int) -> tuple[str, ...] | None:
+def cheapest(
+    candidates: Sequence[Standing], need: int, absence_cost: Callable[[Standing], float]
+) -> tuple[str, ...] | None:
     """Return those to park for `need` bytes; None where all are not enough.
 
     Those that an operator parks first, then idle models, those with batch work alone and those to
@@ -210,7 +264,7 @@ def _cheapest(candidates: Sequence[Standing], need: int) -> tuple[str, ...] | No
         effort = 0 if each.is_idle else 2 if each.has_interactive_rows else 1
         effort = -1 if each.is_put_away else effort
         is_auto = each.residency is Residency.AUTO
-        density = each.absence_cost / max(1, each.num_bytes)
+        density = absence_cost(each) / max(1, each.num_bytes)
         return effort, density, is_auto, each.last_use_s, each.name
 
     chosen: list[Standing] = []
@@ -227,60 +281,3 @@ def _cheapest(candidates: Sequence[Standing], need: int) -> tuple[str, ...] | No
             chosen.remove(each)
             found -= each.num_bytes
     return tuple([each.name for each in chosen])
-
-
-class OneAtATime:
-    """A baseline: one model is resident, requests have it by arrival, as behind llama-swap.
-
-    A request for another model waits until what came before it is in jobs, then until these
-    sequences have ended; then models swap.
-    """
-
-    refuses_absent = False
-
-    def keeps_s(self, wake_s: float, *, has_token: bool) -> float:
-        return 0.0
-
-    def drain_s(self, wake_s: float) -> float:
-        return math.inf
-
-    def turn(self, models: Sequence[Standing], free: int, now: float, promised: str | None) -> Turn:
-        claims = [each for each in models if each.is_claim]
-        if not claims:
-            return Turn()
-        claim = _first(claims, promised, lambda each: each.waits_since_s)
-        before = [each for each in models if each.may_leave]
-        if not before and claim.num_bytes > free:
-            return Turn()
-        if any(each.oldest_queued_s <= claim.waits_since_s for each in before):
-            return Turn()
-        return Turn(claim.name, tuple([each.name for each in before]))
-
-    def ahead(self, models: Sequence[Standing], free: int) -> str | None:
-        return None
-
-
-class Static:
-    """A baseline: what is resident at the start stays, and nothing else is served."""
-
-    refuses_absent = True
-
-    def keeps_s(self, wake_s: float, *, has_token: bool) -> float:
-        return 0.0
-
-    def drain_s(self, wake_s: float) -> float:
-        return math.inf
-
-    def turn(self, models: Sequence[Standing], free: int, now: float, promised: str | None) -> Turn:
-        lost = [each for each in models if each.is_claim and each.due_s == -math.inf]
-        return Turn(lost[0].name) if lost else Turn()
-
-    def ahead(self, models: Sequence[Standing], free: int) -> str | None:
-        return None
-
-
-POLICIES: dict[str, type[WakePolicy]] = {
-    "deadline": ByDeadline,
-    "swap": OneAtATime,
-    "static": Static,
-}

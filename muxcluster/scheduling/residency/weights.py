@@ -4,6 +4,8 @@ import math
 
 from muxcluster.core.request import ServiceClass
 from muxcluster.core.residency import MoveKind, Residency, WeightOrder, WeightState
+from muxcluster.scheduling.residency.expectation import Expectation
+from muxcluster.scheduling.residency.foresight import horizon_s
 from muxcluster.scheduling.residency.policy import NO_TARGET_S, Standing, WakePolicy
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.requests import LiveRequest
@@ -38,10 +40,14 @@ class Weights:
         # The operator's, while it holds: WAKE until it is resident, PARK until its next wake
         self.order: WeightOrder | None = None
         self.num_wakes = self.num_parks = 0
+        # Wakes that nothing waited for, and those of them after which a request came in time
+        self.num_ahead = self.num_ahead_used = 0
+        self.is_ahead = False  # the last one is such a wake, and no request has come yet
         self.waking_s = 0.0  # of all wakes
         self.is_owed = False  # see Standing
         self.retry_s = -math.inf  # no move is tried before
         self._policy = policy
+        self._expectation = Expectation(spec.rate_per_s)
         self._ageing_s = ageing_s
         slo = spec.slo
         self._target_s = NO_TARGET_S if slo is None else max(slo.ttft_s, _LEAST_TARGET_S)
@@ -71,6 +77,11 @@ class Weights:
         """True if its memory is taken, or kept for it."""
         is_away = self.state in (WeightState.PARKED, WeightState.COLD)
         return self.residency is Residency.ALWAYS or not is_away
+
+    @property
+    def is_awake(self) -> bool:
+        """True if it has a part of the KV pool: its weights are here or on their way."""
+        return self.reserves and self.state is not WeightState.PARKING
 
     @property
     def is_claimed(self) -> bool:
@@ -115,11 +126,15 @@ class Weights:
     def expect(self, live: LiveRequest, now: float) -> None:
         """Note a request that came; call it before it is in the queue."""
         self._last_use_s = now
+        kind = live.request.service_class
+        self.num_ahead_used += self.is_ahead
+        self.is_ahead = False
+        if kind is ServiceClass.INTERACTIVE:
+            self._expectation.arrive(now)
         if self.is_resident:
             return
         if not len(self.model.waiting):
             self._forget_claims()
-        kind = live.request.service_class
         target_s = self._target_s if live.slo is None else live.slo.ttft_s
         if kind is ServiceClass.BATCH:
             target_s = self._ageing_s
@@ -163,10 +178,12 @@ class Weights:
 
     # Changes of state
 
-    def begin(self, kind: MoveKind, now: float) -> None:
-        """Note that a move of that kind starts."""
+    def begin(self, kind: MoveKind, now: float, *, is_ahead: bool = False) -> None:
+        """Note that a move of that kind starts. is_ahead: a wake that nothing waits for."""
         if kind is MoveKind.WAKE:
             self.state = WeightState.WAKING
+            self.is_ahead = is_ahead
+            self.num_ahead += is_ahead
             if self.order is WeightOrder.PARK:  # its next request has come
                 self.order = None
             due_s = self._due_s[ServiceClass.BATCH]
@@ -219,6 +236,7 @@ class Weights:
             self._absent_since_s = now
         self.state = state
         self.is_leaving, self.drains_since_s = False, math.inf
+        self.is_ahead = False
         self.model.waiting.set_open(is_open=False)
         # Those in the queue waited for something else before, and may come after who made them wait
         self._forget_claims()
@@ -232,7 +250,7 @@ class Weights:
         wait_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2.0**self._num_failures)
         self._num_failures += 1
         if kind is MoveKind.WAKE:
-            self.state = WeightState.PARKED
+            self.state, self.is_ahead = WeightState.PARKED, False
         else:
             self.arrive(now)
         self.retry_s = now + wait_s
@@ -276,13 +294,14 @@ class Weights:
         """Return what a policy may know."""
         model, waiting = self.model, self.model.waiting
         has_queued, num_rows = waiting.num_interactive > 0, self.num_interactive_rows
+        expected, visit_s = self._foresee(now)
         return Standing(
             name=self.name,
             num_bytes=self.num_bytes,
             residency=self.residency,
             state=self.state,
             wake_s=self.wake_s,
-            rate_per_s=model.meter.rate_per_s,
+            rate_per_s=self._expectation.hours_per_s(now),
             target_s=self._target_s,
             due_s=self._claim_due_s() if self.is_claimed else math.inf,
             waits_since_s=self._claim_since_s(),
@@ -299,7 +318,18 @@ class Weights:
             may_try=now >= self.retry_s,
             is_pinned=self.order is WeightOrder.PIN,
             is_put_away=self.is_put_away,
+            expected=expected,
+            visit_s=visit_s,
+            is_ahead=self.is_ahead,
         )
+
+    def _foresee(self, now: float) -> tuple[float, float]:
+        """Return the requests expected soon, and the earliest time of the next regular one."""
+        if not self._policy.foresees:
+            return 0.0, math.inf
+        visit = self._expectation.next_visit_s(now)
+        expected = self._expectation.expected(now, horizon_s(self.wake_s))
+        return expected, math.inf if visit is None else visit[0]
 
     @property
     def _is_ordered(self) -> bool:

@@ -179,6 +179,11 @@ class ModelState:
         )
 
     @property
+    def has_interactive(self) -> bool:
+        """True where an interactive request has not ended."""
+        return self.waiting.num_interactive > 0 or self.running.num_live > self.running.num_batch
+
+    @property
     def has_suspects(self) -> bool:
         """True where a suspect of failed jobs is here, see faults.py."""
         return self.running.num_suspects > 0 or self.waiting.suspects.head is not None

@@ -16,7 +16,7 @@ from muxcluster.sim.demand.loads import Load
 from muxcluster.sim.demand.waves import Waves
 from muxcluster.sim.report.classes import classes_report
 from muxcluster.sim.report.judge import fairness_report, group_report, worst_model
-from muxcluster.sim.report.report import CaseReport, GroupReport
+from muxcluster.sim.report.report import CaseReport, GroupReport, WakesReport
 from muxcluster.sim.report.slo import base_latencies
 from muxcluster.sim.report.use import NUM_BINS, use_report
 from muxcluster.workload.arrival import Arrival
@@ -130,6 +130,19 @@ def _report(case: Case, units: Sequence[SimUnit], result: SimResult, wall_s: flo
             if case.waves is None
             else classes_report(result.records, window, demands, result.stats)
         ),
+        wakes=_wakes_report(units, result),
+    )
+
+
+def _wakes_report(units: Sequence[SimUnit], result: SimResult) -> WakesReport | None:
+    if not any(unit.spec.resident_bytes for unit in units):
+        return None
+    models = [model for unit in result.stats for model in unit.models]
+    return WakesReport(
+        num_wakes=sum(each.num_wakes for each in models),
+        waking_s=sum(each.waking_s for each in models),
+        num_ahead=sum(each.num_wakes_ahead for each in models),
+        num_ahead_used=sum(each.num_wakes_ahead_used for each in models),
     )
 
 

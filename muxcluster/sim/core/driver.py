@@ -114,7 +114,7 @@ class UnitDriver:
             if self._is_stirred and self.now < min(until_s, next_s):
                 self._launch()
                 continue
-            if next_s > until_s or next_s == math.inf:
+            if next_s > until_s or next_s == math.inf or self._is_over(until_s):
                 return
             self.now = next_s
             self._is_stirred = True
@@ -124,6 +124,11 @@ class UnitDriver:
                 self._end_move()
             else:
                 self._wakeup_s = math.inf
+
+    def _is_over(self, until_s: float) -> bool:
+        """True if only weights would still move, for requests that a policy expects."""
+        is_still = self._move is None and self._jobs.next_end_s == math.inf
+        return until_s == math.inf and is_still and not self.scheduler.num_open
 
     def settle(self) -> None:
         """Report all steps so far to the scheduler and the sink."""

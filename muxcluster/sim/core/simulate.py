@@ -31,6 +31,9 @@ def shortest_wait(outstanding: Sequence[float], speeds: Sequence[float], tokens:
     return min(range(len(waits)), key=waits.__getitem__)
 
 
+# Predicted waits for weights that differ by less say nothing: the emptier unit is taken, as by the
+# router (`muxcluster/router/routing.py`).
+_SLACK_S = 0.02
 JobSink = Callable[[JobSpan], None]
 
 
@@ -39,10 +42,30 @@ class _Replica:
 
     def __init__(self, driver: UnitDriver, model: str) -> None:
         self.driver = driver
+        self._model = model
         self.outstanding = 0  # tokens of its requests that have not ended
         spec = next(m for m in driver.unit.spec.models if m.name == model)
         mean_tokens = spec.mean_prompt_tokens + spec.mean_output_tokens
         self.speed = max(spec.rate_per_s * mean_tokens, 1e-9)
+
+    def weights_s(self, now: float) -> float:
+        """Seconds until the model's weights could be resident, and those that it costs others."""
+        return sum(self.driver.scheduler.outlook(self._model, now))
+
+
+def _chosen(replicas: Sequence[_Replica], tokens: float, now: float) -> _Replica:
+    """Return where a request of `tokens` goes: where its weights are, or come first at least cost
+    for others, and of these units to the one with fewest open requests; where weights do not move,
+    by `shortest_wait`."""
+    if len(replicas) == 1:
+        return replicas[0]
+    if any(replica.driver.unit.spec.resident_bytes for replica in replicas):
+        waits_s = [replica.weights_s(now) for replica in replicas]
+        first_s = min(waits_s) + _SLACK_S
+        near = [r for r, wait_s in zip(replicas, waits_s, strict=True) if wait_s <= first_s]
+        return min(near, key=lambda replica: replica.driver.scheduler.num_open)
+    held = [replica.outstanding for replica in replicas]
+    return replicas[shortest_wait(held, [r.speed for r in replicas], tokens)]
 
 
 class Fleet:
@@ -130,11 +153,7 @@ class Fleet:
         for replica in replicas:
             replica.driver.advance(now)
         tokens = arrival.prompt_tokens + arrival.output_tokens
-        chosen = replicas[0]
-        if len(replicas) > 1:
-            held = [replica.outstanding for replica in replicas]
-            chosen = replicas[shortest_wait(held, [r.speed for r in replicas], tokens)]
-        self._put(arrival, chosen)
+        self._put(arrival, _chosen(replicas, tokens, now))
 
     def _put(self, arrival: Arrival, replica: _Replica) -> None:
         """Submit the request to a replica whose unit has been advanced to its time."""

@@ -86,6 +86,15 @@ class ClassesReport(_Frozen):
     sharing: SharingReport
 
 
+class WakesReport(_Frozen):
+    """Wakes of weights, of all units to the end of the simulation."""
+
+    num_wakes: int
+    waking_s: float  # seconds of all
+    num_ahead: int  # that no request waited for
+    num_ahead_used: int  # of these, with a request before the model was parked again
+
+
 class FairnessReport(_Frozen):
     """Fairness of use over offered rate, see `Fairness`."""
 
@@ -132,3 +141,4 @@ class CaseReport(_Frozen):
     num_jobs: int
     wall_s: float  # of the simulation itself
     classes: ClassesReport | None = None  # None where not requested
+    wakes: WakesReport | None = None  # None where all models always are resident

@@ -56,6 +56,7 @@ def random_spec(rng: random.Random) -> UnitSpec:
         pipeline_depth=rng.choice((1, 2)),
         num_blocks=len(models) * rng.choice((20, 28)),
         num_host_blocks=rng.choice((0, 40)) if packing == "hybrid" else 0,
+        wakes=rng.choice(("deadline", "deadline", "foresight")),
         ageing_s=AGEING_S,
     )
 
@@ -146,7 +147,7 @@ def test_many_random_runs_end(part: int) -> None:
 NUM_MODELS = 4
 LONGEST_JOB_S = 0.2  # about twice what the rig's longest jobs take here
 NO_TARGET_S = 10.0
-LEAST_STAY_S, STAY_WAKES, DRAIN_WAKES = 0.5, 4, 1
+LEAST_STAY_S, STAY_WAKES, DRAIN_WAKES = 0.5, 2, 0.5
 
 
 def longest_wait_s(target_s: float) -> float:

@@ -111,12 +111,12 @@ class TightRig(Rig):
         assert held <= self.spec.resident_bytes, f"{held} bytes of weights"
 
     def _check_stay(self, model: str) -> None:
-        """A model that woke for interactive requests stays for four times what its wake took."""
+        """A model that woke for interactive requests stays for twice what its wake took."""
         woken_s = self._woken_s.get(model, -float("inf"))
         waited = [name for name in self.open[model] if self.add_s[name] <= woken_s]
         classes = {self.asked[name].service_class for name in waited}
         stayed_s = self.now - woken_s
-        least_s = 4 * (1 - SPREAD) * self._spec_of[model].wake_s
+        least_s = 2 * (1 - SPREAD) * self._spec_of[model].wake_s
         is_used = ServiceClass.INTERACTIVE in classes
         assert not is_used or stayed_s >= least_s - 1e-9, f"{model} stayed for {stayed_s} s"
 
@@ -173,6 +173,14 @@ class TightRig(Rig):
         self._woken_s.clear()
         self.take(self.scheduler.reset(self.now, "the test reset it"))
         self.check()
+
+    def check_asleep(self) -> None:
+        if self.spec.scheduler.wakes == "foresight":  # it looks again when rates may have changed
+            self.launch()
+            wakeup_s = self.scheduler.next_wakeup(self.now)
+            assert wakeup_s is None or wakeup_s > self.now or self.moving
+        else:
+            super().check_asleep()
 
     def settle(self, seconds: float = 60.0) -> None:
         """For a while, or until nothing happens any more."""
