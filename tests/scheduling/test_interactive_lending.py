@@ -7,6 +7,7 @@ import pytest
 
 from muxcluster.core.request import ServiceClass, Slo
 from muxcluster.scheduling.memory.lending import SequenceRestoring
+from tests.amounts import examples
 from tests.scheduling.rig import LANES, Rig, request, unit_spec
 from tests.scheduling.test_hybrid import copied, rig_of
 from tests.scheduling.test_random_runs import WORKERS, check_ends, random_request, run_to_the_end
@@ -126,7 +127,7 @@ def test_random_runs_end_and_lend(lane: str, monkeypatch: pytest.MonkeyPatch) ->
         return restored
 
     monkeypatch.setattr(SequenceRestoring, "restore_interactive", noted)
-    for seed in range(5):
+    for seed in range(examples(2, 5)):
         random_run(lane, seed)
     assert sum(returned) > 3
 

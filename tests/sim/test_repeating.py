@@ -29,7 +29,11 @@ def both(
 
 
 @pytest.mark.parametrize(
-    "models", [("a",), pytest.param(("a", "b"), marks=pytest.mark.slow), ("a", "b", "c")]
+    "models",
+    [
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (("a",), ("a", "b"))),
+        ("a", "b", "c"),
+    ],
 )
 @pytest.mark.parametrize("num_columns", [4000, 260])
 @pytest.mark.parametrize("lane", LANES)
@@ -76,7 +80,7 @@ def test_use_over_time_is_the_same(lane: str) -> None:
         assert repeated.kv_share[name] == pytest.approx(share, abs=0.01 * share.max())
 
 
-@pytest.mark.parametrize("rate", [2.0, 8.0, 30.0])
+@pytest.mark.parametrize("rate", [pytest.param(2.0, marks=pytest.mark.slow), 8.0, 30.0])
 def test_a_unit_that_may_stop_sharing_does_the_same(rate: float) -> None:
     """As the engine builds it for two models on one GPU: the judge's verdicts come in time."""
     unit = sim_unit(num_columns=1500)

@@ -27,7 +27,10 @@ def on_gpu(directory: Path, **fields: object) -> UnitSpec:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("fuses", [True, False], ids=["fused", "stock"])
+@pytest.mark.parametrize(
+    "fuses",
+    [pytest.param(True, id="fused"), pytest.param(False, id="stock", marks=pytest.mark.slow)],
+)
 def test_a_decode_step_can_be_captured(tiny: ModelBuilder, family: str, fuses: bool) -> None:
     unit = replace(on_gpu(tiny(family)), fuses_layers=fuses)
     with torch.inference_mode(), FakeCuda() as cuda:
