@@ -10,7 +10,7 @@ from muxcluster.core.job import Job, Phase
 from muxcluster.core.padded import PaddedBatch, PaddedLimit, RowBytes
 from muxcluster.core.request import Request, ServiceClass, Slo
 from muxcluster.scheduling.state.batch_scaling import BatchScaling
-from tests.amounts import examples
+from tests.amounts import examples, slow
 from tests.scheduling.fake_worker import FakeMemory
 from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
 from tests.scheduling.test_random_runs import run_to_the_end
@@ -96,7 +96,7 @@ def requests(seed: int) -> list[Request]:
 
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, *slow(2)])
 def test_jobs_keep_to_the_memory_of_their_batches(lane: str, packing: str, depth: int) -> None:
     """Whatever happens, and whatever a batch really takes."""
     factors = (1.6, 1.0, 2.5, 1.0) if depth == 1 else (2.5, 1.0, 1.6, 1.0)

@@ -38,8 +38,14 @@ def random_run(
     return rig, run_to_the_end(rng, rig, random_requests(rng, seed, 20))
 
 
-@pytest.mark.parametrize("packing", ["hybrid", "additive"])
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize(
+    ("lane", "packing"),
+    [
+        *((lane, "hybrid") for lane in LANES),
+        ("adbs", "additive"),
+        *slow(*((lane, "additive") for lane in LANES if lane != "adbs")),
+    ],
+)
 def test_random_runs_end(lane: str, packing: str) -> None:
     for seed in range(examples(10, 50)):
         rig, asked = random_run(lane, seed, packing)

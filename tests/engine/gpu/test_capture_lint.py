@@ -47,7 +47,7 @@ def test_a_model_that_asks_the_device_is_found_before_a_capture_is_tried(
 ) -> None:
     """This rotary embedding looks at the largest position."""
     rope = {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 2.0}
-    unit = on_gpu(tiny("llama", rope_parameters=rope))
+    unit = on_gpu(tiny("llama", rope_parameters=rope, num_hidden_layers=1))
     with torch.inference_mode(), FakeCuda() as cuda:
         executor = InProcessExecutor(unit)
         executor.start()
