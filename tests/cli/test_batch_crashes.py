@@ -25,11 +25,6 @@ from tests.cli.batches import (
     write_job,
 )
 from tests.cli.calls import call
-from tests.engine.children.preloaded import fast_children, preloaded
-
-__all__ = ["fast_children", "preloaded"]
-
-pytestmark = pytest.mark.usefixtures("fast_children")
 
 
 @pytest.fixture(scope="module")
