@@ -11,8 +11,10 @@ KERNEL_TESTS := TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels_triton
 LEASE_VENV := .venv-lease
 LEASE_BIN := $(LEASE_VENV)/bin
 LEASE_STAMP := $(LEASE_VENV)/.installed
+# Of the tests of GPU paths, those in which transformers or Triton has a part.
 LEASE_TESTS := tests/engine/forward tests/engine/load tests/engine/decoders tests/engine/steps \
-	tests/engine/memory tests/engine/gpu
+	tests/engine/memory/test_arena.py \
+	$(patsubst %,tests/engine/gpu/test_%.py,capture_lint device driver green kernel_warm_up step_memory)
 
 .PHONY: install demo test test-kernels test-blocks test-slow test-cluster test-lease-versions check lint docs docs-generated constraints clean
 
@@ -28,10 +30,11 @@ $(STAMP): pyproject.toml
 demo: install
 	$(BIN)/muxcluster demo $(ARGS)
 
-# Two processes, a file of tests in one of them: most tests keep one core busy.
+# Two processes, a file of tests in one of them: most tests keep one core busy. Files start in order
+# of their names, so that none of the long ones (api, bench, cli, cluster, engine) comes last.
 # The Triton kernels' tests change how Triton is imported, so they have a process of their own.
 test: install
-	$(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist loadfile)
+	$(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
 ifeq ($(ARGS)$(shell uname -s),Linux)
 	$(KERNEL_TESTS) -n 2
 endif
@@ -39,8 +42,14 @@ endif
 test-kernels: install
 	$(KERNEL_TESTS) $(ARGS)
 
+# Tests marked slow, then those that take fewer random cases by default: tests/amounts.py.
+THOROUGH_TESTS := $(shell grep -rl --include="test_*.py" "amounts import examples" tests)
 test-slow: install
-	$(BIN)/python -m pytest -m 'slow and not gpu' $(ARGS)
+	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest --hypothesis-profile=thorough $(or $(ARGS),$(THOROUGH_TESTS))
+ifeq ($(ARGS)$(shell uname -s),Linux)
+	$(KERNEL_TESTS) -m slow
+endif
 
 # Suites that run with KV blocks of 8 or 16 tokens otherwise, with larger ones: tests/blocks.py.
 BLOCK_TESTS := tests/engine tests/kvcache tests/kernels

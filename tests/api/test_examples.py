@@ -29,8 +29,8 @@ def test_every_program_is_run() -> None:
     assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(SAID)
 
 
-# A program that starts a process for each model and wake takes long on a busy machine.
-_SLOW = frozenset({"serve_parked_models.py"})
+# They start many processes.
+_SLOW = frozenset({"serve_in_process.py", "serve_parked_models.py", "structured_outputs.py"})
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def test_every_kernel_has_a_specimen_for_every_gpu():
         assert found == (set(SHARED_LIMITS) if specimens(module) else set())
 
 
+@pytest.mark.slow  # `make check` runs the script on all kernels
 def test_the_script_compiles_a_kernel_and_says_so():
     code, record, table = check(ROOT, "--modules", "silu_mul", "--quick")
     asked = len(specimens("silu_mul"))

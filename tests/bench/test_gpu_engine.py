@@ -22,6 +22,7 @@ from tests.bench.gpu_scripts import record_of, run_bare
 SIZES = ("1b", "8b")
 
 
+@pytest.mark.slow  # `make test-lease-versions` runs a part of it
 def test_a_dry_run_reaches_every_part(tmp_path: Path) -> None:
     record = record_of("engine.py", "--dry", cwd=tmp_path)
     assert record["failures"] == {}

@@ -53,6 +53,7 @@ def test_every_kernel_is_checked_and_timed(tmp_path: Path) -> None:
     assert names == ["kernel_cases_correct", "kernel_cases_wrong"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     done = bench(cwd=tmp_path)

@@ -210,6 +210,7 @@ THERE = {
 """Of what pyproject.toml asks for, what the lent machine has."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_engine_and_kernels_run_on_what_the_machine_has(tmp_path: Path) -> None:
     asked = {re.split(r"[^\w-]", each)[0].lower() for each in requires("muxcluster") or ()}

@@ -81,6 +81,7 @@ def load(path: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_without_worker_processes_systems_that_need_them_are_skipped(tmp_path: Path) -> None:
     only = ("temporal", "adbs-threads")
     record = record_of("multiplex.py", "--dry", "--only", *only, cwd=tmp_path)
@@ -92,6 +93,7 @@ def test_without_worker_processes_systems_that_need_them_are_skipped(tmp_path: P
     assert "msgspec" in shared["skipped"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     done = run_bare("multiplex.py", cwd=tmp_path)

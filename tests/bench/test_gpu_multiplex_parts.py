@@ -217,6 +217,7 @@ def test_the_simulator_serves_an_easy_load_and_knows_an_impossible_one(tmp_path:
     assert predicted_per_s((spec,), hard, COST, 3.0) < 400
 
 
+@pytest.mark.slow
 def test_a_static_split_is_predicted_slower_for_its_neighbours(tmp_path: Path) -> None:
     work = replace(WORK, rate_per_s=30.0)
     whole = shared_unit(tmp_path, work, GPU_SITE, NAMED["static-mps"])

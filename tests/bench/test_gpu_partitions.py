@@ -69,6 +69,7 @@ def test_what_is_said_of_a_partition(found: dict[str, Any], says: str) -> None:
     assert verdict(found, RAN).startswith(says)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     done = run_bare("partitions.py", cwd=tmp_path)

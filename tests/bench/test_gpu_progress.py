@@ -125,6 +125,7 @@ def test_no_file_to_go_on_from_is_an_error(tmp_path: Path) -> None:
     assert done.stderr.strip() == "--resume needs --json FILE, the record to go on from"
 
 
+@pytest.mark.slow  # test_gpu_lease.py shows it of a whole call
 def test_facts_go_on_where_they_were_killed(tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     command = (sys.executable, str(ROOT / "bench" / "gpu" / "facts.py"), "--dry", "--resume")

@@ -23,6 +23,7 @@ def test_targets_are_the_published_ones_divided_by_the_strictness() -> None:
     assert (demand.ttft_s, demand.tpot_s) == (TTFT_S / 4, TPOT_S / 4)
 
 
+@pytest.mark.slow
 def test_trades_are_against_fcfs_and_are_drawn_the_same_way_twice(tmp_path: Path) -> None:
     cells = simulated(Runner(Cache(tmp_path), 1, (0,)), [("opt-13b", 5.0)], 10.0, (0.5,))
     row = trades(cells)[0]

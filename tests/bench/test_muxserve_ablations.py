@@ -86,6 +86,7 @@ def test_an_even_pool_meets_the_same_requests(data_dir: Path) -> None:
     assert len({demand.rate for demand in known.problem.demands}) == 4
 
 
+@pytest.mark.slow
 def test_chatlmsys_is_the_releases(data_dir: Path) -> None:
     (point,) = chatlmsys_points(data_dir, (2000,), SHORT, Cache())
     assert list(point.cases) == ["muxserve", "spatial", "spatial-load", "temporal"]

@@ -77,6 +77,7 @@ def test_a_missing_data_folder_is_named(tmp_path: Path) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_python_without_openvino_is_named() -> None:
     done = run("bench/serving.py", "--openvino", sys.executable)
     assert "openvino-genai" in (reason(done) or done.stderr)

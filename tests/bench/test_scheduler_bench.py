@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from bench.scheduling.hybrid import HybridCase, HybridLoad, hybrid_spec
 from bench.scheduling.load import Profiled, SteadyLoad, sharegpt_lengths, unit_spec
@@ -76,6 +77,7 @@ def test_the_population_stays_and_all_its_work_is_done() -> None:
     ), "the prefix cache is not full"
 
 
+@pytest.mark.slow
 def test_hybrid_claims_are_the_medians_of_their_cases(tmp_path) -> None:
     done = bench("--hybrid", "--cpu", "--json", "-", "--sizes", "24", cwd=tmp_path)
     record = json.loads(done.stdout)

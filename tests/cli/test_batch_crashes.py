@@ -128,7 +128,7 @@ def _killed_at_random(job: Job, folder: Path, num_kills: int, seed: int) -> int:
 def test_killed_at_random_moments_it_goes_on(
     tmp_path: Path, config: str, num_kills: int, seed: int
 ) -> None:
-    job = Job(600, tmp_path, config)
+    job = Job(300, tmp_path, config)
     assert _killed_at_random(job, tmp_path, num_kills, seed) == num_kills
 
 

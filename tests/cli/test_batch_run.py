@@ -30,7 +30,12 @@ from tests.cli.batches import (
     write_job,
 )
 from tests.cli.calls import call, refusal
+from tests.engine.children.preloaded import fast_children, preloaded
 from tests.oracles import NEAR_TIE, GreedyOracle
+
+__all__ = ["fast_children", "preloaded"]
+
+pytestmark = pytest.mark.usefixtures("fast_children")
 
 
 @pytest.fixture(scope="module")
@@ -116,18 +121,18 @@ def _whole(text: str) -> str:
 
 
 def test_interrupted_it_goes_on_where_it_stopped(capsys, tmp_path: Path, config: str) -> None:
-    count = 600
+    count = 200
     file = write_job(tmp_path / "in.jsonl", prompts(count, seed=1))
     output, state = tmp_path / "out.jsonl", tmp_path / "out.jsonl.batch"
     arguments = (file, "-o", str(output), "--config", config, "--order", "dfs")
     process = started(*arguments)
-    assert wait_until_ended(process, state, 40)
+    assert wait_until_ended(process, state, 20)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=START_TIMEOUT_S)
     assert process.returncode == 130, err
     assert "lines have ended; the same command goes on from there" in err
     num_before = num_ended(state)
-    assert 40 <= num_before < count
+    assert 20 <= num_before < count
     said = _ran(capsys, *arguments)
     assert (said["total"], said["completed"]) == (count, count)
     assert said["output_tokens"] == (count - num_before) * OUTPUT_TOKENS
@@ -204,12 +209,12 @@ def test_refusals(capsys, tmp_path: Path, config: str) -> None:
     assert output.read_text() == "mine"
 
 
-def test_it_does_not_import_ray(tmp_path: Path, config: str) -> None:
+def test_it_imports_neither_ray_nor_torch(tmp_path: Path, config: str) -> None:
     file, output = write_job(tmp_path / "in.jsonl", prompts(2)), tmp_path / "out.jsonl"
     code = (
         "import sys; from muxcluster.cli.main import run; "
         f"code = run(['batch', 'run', {file!r}, '-o', {str(output)!r}, '--config', {config!r}]); "
-        "sys.exit(code or any(name in sys.modules for name in ('ray', 'fastapi')))"
+        "sys.exit(code or any(name in sys.modules for name in ('ray', 'fastapi', 'torch')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=300)
     assert len(texts(output)) == 2

@@ -8,7 +8,12 @@ from muxcluster.demo.models import build_model
 from muxcluster.text.tokenizer import Tokenizer
 from tests.cli.batches import OUTPUT_TOKENS, texts, write_config, write_job
 from tests.cli.calls import call
+from tests.engine.children.preloaded import fast_children, preloaded
 from tests.oracles import GreedyOracle
+
+__all__ = ["fast_children", "preloaded"]
+
+pytestmark = pytest.mark.usefixtures("fast_children")
 
 
 def test_answers_are_hugging_faces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -196,6 +196,7 @@ def test_a_check_shows_the_plan_beside_its_simulation(capsys, small) -> None:
         assert simulated == pytest.approx(planned, rel=0.3) or name == "rare"
 
 
+@pytest.mark.slow
 def test_a_check_leaves_standard_output_to_the_plan(capsys, small) -> None:
     code, out, err = call(capsys, "place", small(), "--check", "--json", "--time-limit", "0")
     assert code == 0

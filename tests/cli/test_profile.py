@@ -30,6 +30,7 @@ from muxcluster.placement.cost import Cell, Pair, Profile, cost_for
 from muxcluster.placement.cost.measured import MeasuredCost
 from muxcluster.placement.hardware import cpu, local_cores
 from muxcluster.placement.shapes.shape import ModelShape
+from tests.amounts import slow
 from tests.engine.live_units import children, wait_until_gone, workers_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -245,7 +246,7 @@ def test_models_are_measured_side_by_side_too(
 
 
 @pytest.mark.skipif(local_cores() < 2, reason="two shares need two cores")
-@pytest.mark.parametrize("family", ["bloom", pytest.param("mamba", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", slow("bloom", "mamba"))
 def test_dense_models_are_profiled_alone_and_side_by_side(tmp_path: Path, family: str) -> None:
     """As `serve` runs them: their padded batches take a part of the pool."""
     path = build_model(tmp_path / "model", family)

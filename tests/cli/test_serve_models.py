@@ -1,5 +1,7 @@
 """`muxcluster serve MODEL…`: names, options, hardware and refusals, before anything starts."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from muxcluster.cli.server import models as server_models
 from muxcluster.cli.server.models import NamedModels, config_of_models
 from muxcluster.config.hub import Fetching
 from tests.cli.calls import call
+from tests.conftest import ROOT
 from tests.models import tiny_config
 
 
@@ -52,7 +55,7 @@ def test_gpus_are_used_where_they_can_be(
     monkeypatch: pytest.MonkeyPatch, seen: SeenGpus, has_cuda: bool, gpu: str, told: str
 ) -> None:
     monkeypatch.setattr(server_models, "seen_gpus", lambda: seen)
-    monkeypatch.setattr(server_models.torch.cuda, "is_available", lambda: has_cuda)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_cuda)
     lines: list[str] = []
     config = config_of_models(NamedModels(["chat"]), Fetching(tell=lines.append))
     (node,) = config.cluster.listed()
@@ -89,3 +92,10 @@ def test_what_is_refused(
     assert (code, out) == (2, "")
     assert told in ([], ["acme/tiny: from the Hugging Face hub or its cache …"])
     assert line.startswith("muxcluster: ") and says in line
+
+
+def test_the_command_does_not_import_torch() -> None:
+    """Nor does `up`: units do, in processes of their own."""
+    modules = "muxcluster.cli.server.apply, muxcluster.cli.server.serving"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=300)

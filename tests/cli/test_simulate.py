@@ -167,9 +167,11 @@ def test_the_timeline_opens_in_perfetto_and_names_case_unit_model_and_share(
 def test_the_plot_shows_systems_and_models(capsys, small, tmp_path) -> None:
     pytest.importorskip("matplotlib")
     one, many, png = tmp_path / "one.svg", tmp_path / "many.svg", tmp_path / "p.PNG"
-    simulated(capsys, small(), "--plot", str(one), "--systems", "muxserve,temporal")
-    simulated(capsys, small(), "--plot", str(many), "--rate-scale", "1,2", "--systems", "muxserve")
-    simulated(capsys, small(), "--plot", str(png), "--systems", "muxserve")
+    simulated(capsys, small(rate=1.0), "--plot", str(one), "--systems", "muxserve,temporal")
+    simulated(
+        capsys, small(rate=1.0), "--plot", str(many), "--rate-scale", "1,2", "--systems", "muxserve"
+    )
+    simulated(capsys, small(rate=1.0), "--plot", str(png), "--systems", "muxserve")
     for word in ("muxserve", "temporal", "chat", "rare", "KV pools: temporal", "End to end"):
         assert f"{word}" in one.read_text()
     assert "SLO scale" in one.read_text()

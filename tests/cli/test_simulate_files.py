@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.amounts import slow
 from tests.cli.calls import call, refusal
 
 SHORT = ("--duration", "8", "--processes", "1", "--systems", "muxserve,round-robin")
@@ -60,7 +61,7 @@ def test_the_timeline_is_valid_for_chrome(capsys, small, tmp_path) -> None:
             assert round(1e3 * (start + length)) <= round(1e3 * after), "one job at a time"
 
 
-@pytest.mark.parametrize("whom", ["all", "first"])
+@pytest.mark.parametrize("whom", [*slow("all"), "first"])
 def test_an_interrupt_ends_all_processes_without_a_word(small, whom) -> None:
     options = ["--duration", "500000", "--systems", "muxserve,temporal"]
     # a test run in the background of a script ignores SIGINT, and so would its children

@@ -28,7 +28,7 @@ def test_the_table_has_a_line_a_packing_with_both_classes(capsys, small) -> None
 
 
 def test_every_packing_is_compared_where_no_system_is_named(capsys, small) -> None:
-    cases = simulated(capsys, small(), "--hybrid", "--batch-requests", "8")
+    cases = simulated(capsys, small(rate=1.0), "--hybrid", "--batch-requests", "8")
     assert [case["system"] for case in cases] == [f"muxserve:packing={name}" for name in PACKINGS]
 
 

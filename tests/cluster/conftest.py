@@ -1,4 +1,4 @@
-"""A real server for the whole folder: `muxcluster serve` with three tiny models."""
+"""Real servers: `muxcluster serve` with three tiny models, as a child process."""
 
 import os
 import re
@@ -15,7 +15,6 @@ from types import MappingProxyType
 
 import pytest
 import yaml
-from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from muxcluster.demo.models import build_model
@@ -192,23 +191,3 @@ def start_server() -> Iterator[StartServer]:
     for server in started:
         if server.process.poll() is None:
             server.stop()
-
-
-@pytest.fixture(scope="session")
-def server(start_server: StartServer, config_file: Path) -> ServerProcess:
-    """The server that all tests of the folder share."""
-    shared = start_server("serve", str(config_file), "--port", "0")
-    shared.url()
-    return shared
-
-
-@pytest.fixture(scope="session")
-def url(server: ServerProcess) -> str:
-    return server.url()
-
-
-@pytest.fixture(scope="session")
-def client(url: str) -> Iterator[OpenAI]:
-    """OpenAI's own client of the shared server."""
-    with OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as openai:
-        yield openai

@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from muxcluster.demo.models import build_model
+from tests.engine.children.preloaded import fast_children, preloaded
 from tests.oracles import GreedyOracle
+
+__all__ = ["fast_children", "preloaded"]
 
 ModelBuilder = Callable[..., Path]
 
@@ -33,7 +36,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two models that share a pool: blocks of 16 and of 8 tokens, columns of 6 and of 8 blocks."""
     root = tmp_path_factory.mktemp("models")
@@ -43,6 +46,6 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def oracles(directories: Mapping[str, Path]) -> dict[str, GreedyOracle]:
     return {name: GreedyOracle(path) for name, path in directories.items()}

@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 from muxcluster.http.app import create_app
 from muxcluster.http.settings import ApiSettings
 from muxcluster.text.tokenizer import Tokenizer
+from tests.amounts import examples
 from tests.http.fakes import served_model
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -249,7 +250,9 @@ FIELDS = st.sampled_from(
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(50, 150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(fields=st.dictionaries(FIELDS, JSON), chat=st.booleans())
 def test_no_body_breaks_the_server(http, fields, chat):

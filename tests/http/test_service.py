@@ -16,6 +16,7 @@ from muxcluster.http.calls.merge import merge
 from muxcluster.http.settings import ApiSettings
 from muxcluster.text.schemas import CompletionBody
 from muxcluster.text.validation.body import parse
+from tests.amounts import examples
 from tests.http.fakes import entry
 
 LENGTH = Finished("r", FinishReason.LENGTH)
@@ -48,7 +49,9 @@ STOPS = st.lists(st.text(alphabet="ab é日🦊", min_size=1, max_size=4), max_s
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60, 200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(text=TEXTS, stops=STOPS, widths=st.lists(st.integers(1, 5), min_size=1), echo=st.booleans())
 def test_any_cut_into_deltas_gives_the_oracles_text(backend, tokenizer, text, stops, widths, echo):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.amounts import slow
 from tests.kernels.paged_cases import TOLERANCES, PagedCase, filled_case, random_query
 
 
@@ -48,6 +49,12 @@ def check(
             torch.testing.assert_close(output[part].double(), expected, rtol=limit, atol=limit)
 
 
+MORE_WINDOWS = (
+    *((1, 32), (1, 64), (31, 16), (31, 32), (64, 16), (64, 32), (64, 64), (100, 16), (100, 64)),
+)
+"""With the block that they run in."""
+
+
 class PagedPrefillRules:
     """`paged_prefill` is the function under test."""
 
@@ -72,8 +79,9 @@ class PagedPrefillRules:
         check(self.paged_prefill, case, heads=4, **options)
         check(self.paged_prefill, case, heads=4, starts=starts, **options)
 
-    @pytest.mark.parametrize("block", [16, 32, 64])
-    @pytest.mark.parametrize("window", [1, 31, 64, 100])
+    @pytest.mark.parametrize(
+        ("window", "block"), [(1, 16), (31, 64), (100, 32), *slow(*MORE_WINDOWS)]
+    )
     def test_windows_in_blocks_of_any_size(self, window, block):
         self.check_odd_lengths(128, torch.float16, block, sliding_window=window, soft_cap=2.0)
 

@@ -5,6 +5,7 @@ import torch
 
 from muxcluster.kernels import prompt_attention as module
 from muxcluster.kernels.paged_prefill import paged_prefill
+from tests.amounts import slow
 from tests.kernels.paged_cases import filled_case
 from tests.kernels.paged_prefill_rules import PagedPrefillRules, check
 
@@ -29,7 +30,7 @@ class TestPagedPrefill(PagedPrefillRules):
         self.check_refused(change, message)
 
 
-@pytest.mark.parametrize("window", [1, 5, 31, 32, 33, 1000])
+@pytest.mark.parametrize("window", [1, 32, 33, *slow(5, 31, 1000)])
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
 @pytest.mark.parametrize("tile", [16, 256])
 def test_window_and_soft_cap(monkeypatch, window, soft_cap, tile):

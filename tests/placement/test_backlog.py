@@ -18,9 +18,12 @@ from muxcluster.placement.problem import Backlog, Demand, Node, Problem
 from muxcluster.placement.review.backlog import batch_units
 from muxcluster.placement.review.headroom import headroom
 from muxcluster.placement.shapes.known import SHAPES
+from tests.amounts import examples
 
 FAST = settings(
-    deadline=None, max_examples=12, phases=[Phase.explicit, Phase.reuse, Phase.generate]
+    deadline=None,
+    max_examples=examples(6, 12),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
 A100 = GPUS["A100-80GB"]
 SHAPE_NAMES = ("llama-3.2-3b", "mistral-7b", "llama-2-7b")

@@ -16,6 +16,7 @@ from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Limits, Node, Problem
 from muxcluster.placement.quota import split_blocks
 from muxcluster.placement.shapes.known import SHAPES
+from tests.amounts import examples
 
 
 def demand(name: str, shape: str = "llama-2-7b", rate: float = 1.0, **changes) -> Demand:
@@ -37,7 +38,7 @@ NODES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(5, 40))
 @given(wanted=DEMANDS, hardware=NODES)
 def test_random_problems(wanted, hardware) -> None:
     demands = tuple(

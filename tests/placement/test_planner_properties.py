@@ -15,8 +15,13 @@ from muxcluster.placement.problem import Demand, Node, Problem
 from muxcluster.placement.review.assess import assess
 from muxcluster.placement.review.headroom import headroom
 from muxcluster.placement.shapes.known import SHAPES
+from tests.amounts import examples
 
-FAST = settings(deadline=None, max_examples=8, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+FAST = settings(
+    deadline=None,
+    max_examples=examples(3, 20),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
 """A plan takes up to a second, so failures are shown as found, not shrunk for minutes."""
 KINDS = ("A100-80GB", "H100", "L40S")
 MODELS = ("llama-2-7b", "llama-2-13b", "qwen2.5-32b", "mistral-7b", "llama-3.2-3b")
@@ -111,7 +116,7 @@ def test_fewest_gpus_meets_all_rates_with_fewer() -> None:
 def test_replanning_for_the_same_demand_keeps_every_unit() -> None:
     problem = Problem(
         tuple(demand(f"m{i}", MODELS[i], 3.0 / (i + 1)) for i in range(5)),
-        (Node("a", 4, GPUS["A100-80GB"]), Node("b", 4, GPUS["A100-80GB"])),
+        (Node("a", 2, GPUS["A100-80GB"]), Node("b", 2, GPUS["A100-80GB"])),
     )
     first = place(problem)
     again = place(problem, current=first)

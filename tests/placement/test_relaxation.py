@@ -13,6 +13,7 @@ from muxcluster.placement.problem import Demand, Limits, Node, Problem
 from muxcluster.placement.search.gpus import kinds_of
 from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
 from muxcluster.placement.shapes.known import SHAPES
+from tests.amounts import examples
 
 _SHAPES = ("llama-7b", "llama-13b", "llama-30b", "mistral-7b", "qwen2.5-1.5b", "mixtral-8x7b")
 _LARGEST_BLOCK = 2 * 128 * 16 * 4
@@ -71,7 +72,7 @@ def random_layout(shop: UnitBuilder, draw: random.Random) -> list[PlacedUnit] | 
     return None if any(unit is None for unit in units) else [unit for unit in units if unit]
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(8, 20))
 @given(seed=st.integers(0, 2**32))
 def test_no_random_layout_exceeds_the_bound(seed: int) -> None:
     draw = random.Random(seed)
@@ -85,7 +86,7 @@ def test_no_random_layout_exceeds_the_bound(seed: int) -> None:
         assert sum(unit.estimate.value for unit in layout) <= bound * (1 + 1e-9)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20, 60))
 @given(
     seed=st.integers(0, 2**32),
     stride=st.sampled_from([1, 4]),

@@ -31,10 +31,11 @@ from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Limits, Node, Problem
 from muxcluster.placement.review.assess import assess
 from muxcluster.placement.specs import unit_specs
+from tests.amounts import examples
 from tests.placement.test_planner_properties import FAST as _FAST
 from tests.placement.test_planner_properties import demand
 
-FAST = settings(_FAST, max_examples=8)
+FAST = settings(_FAST, max_examples=examples(5, 8))
 ON_DEMAND, AUTO, ALWAYS = Residency.ON_DEMAND, Residency.AUTO, Residency.ALWAYS
 SHAPES_7B_AND_13B = ("llama-2-7b", "llama-2-13b")
 

@@ -10,6 +10,7 @@ from muxcluster.core.job import Job, Phase
 from muxcluster.core.padded import PaddedBatch, PaddedLimit, RowBytes
 from muxcluster.core.request import Request, ServiceClass, Slo
 from muxcluster.scheduling.state.batch_scaling import BatchScaling
+from tests.amounts import examples, slow
 from tests.scheduling.fake_worker import FakeMemory
 from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
 from tests.scheduling.test_random_runs import run_to_the_end
@@ -95,10 +96,11 @@ def requests(seed: int) -> list[Request]:
 
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, *slow(2)])
 def test_jobs_keep_to_the_memory_of_their_batches(lane: str, packing: str, depth: int) -> None:
     """Whatever happens, and whatever a batch really takes."""
-    for seed, factor in enumerate((1.0, 1.6) if depth == 1 else (1.0, 2.5)):
+    factors = (1.6, 1.0, 2.5, 1.0) if depth == 1 else (2.5, 1.0, 1.6, 1.0)
+    for seed, factor in enumerate(factors[: examples(1, 4)]):
         rig = PaddedRig(factor, seed, lane=lane, packing=packing, pipeline_depth=depth)
         asked = requests(seed)
         rig.add(*asked)
@@ -111,7 +113,7 @@ def test_jobs_keep_to_the_memory_of_their_batches(lane: str, packing: str, depth
 @pytest.mark.parametrize("lane", LANES)
 def test_rows_that_lent_come_back_where_the_batch_has_memory(lane: str) -> None:
     num_lent = 0
-    for seed in range(3):
+    for seed in range(examples(2, 8)):
         rig = PaddedRig(1.0, seed, 80, lane=lane, packing="hybrid")
         asked = requests(seed)
         for each in asked:
@@ -127,7 +129,7 @@ def test_rows_that_lent_come_back_where_the_batch_has_memory(lane: str) -> None:
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_padded_models_survive_whatever_happens(packing: str) -> None:
     """Aborts, failures and restarts come in between."""
-    for seed in range(4):
+    for seed in range(examples(4, 10)):
         rng = random.Random(seed)
         rig = PaddedRig(rng.uniform(1, 2), seed, lane=rng.choice(LANES), packing=packing)
         run_to_the_end(rng, rig, requests(seed))

@@ -8,13 +8,14 @@ import pytest
 from muxcluster.core.job import WorkerSpec
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.lending import Swapping
-from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
+from tests.amounts import slow
+from tests.scheduling.rig import Rig, model_spec, request, unit_spec
 from tests.scheduling.test_hybrid import copied
 from tests.scheduling.test_random_runs import WORKERS, check_ends, random_request, run_to_the_end
 
 BATCH = ServiceClass.BATCH
 ONE_WORKER = (WorkerSpec(0, (1.0,)),)
-LANES_OF_ONE_WORKER = ["mixed", "temporal", "adbs"]
+LANES_OF_ONE_WORKER = ["mixed", *slow("temporal"), "adbs"]
 
 
 def overload(
@@ -117,7 +118,7 @@ def random_run(lane: str, seed: int) -> Rig:
     return rig
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", ["adbs", "mixed", *slow("temporal", "round-robin")])
 def test_random_runs_end_and_swap(lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
     swapped: list[int] = []
     swap_out = Swapping._swap_out

@@ -8,6 +8,7 @@ import pytest
 from muxcluster.core.events import FinishReason
 from muxcluster.core.job import Job, Phase, WorkerSpec
 from muxcluster.core.request import Request, ServiceClass
+from tests.amounts import examples
 from tests.scheduling import test_hybrid_random, test_interactive_lending, test_random_runs
 from tests.scheduling.rig import LANES, Rig, expected_output, model_spec, request, unit_spec
 
@@ -69,11 +70,11 @@ def test_random_runs_end(lane: str, packing: str) -> None:
     """End tokens, aborts, failures and restarts at any time, blocks that are lent and restored; the
     fake worker's memory finds every block that a follower writes to when it is another's."""
     num_followers = 0
-    for seed in range(6):
+    for seed in range(examples(3, 6)):
         rig, asked = RUNS[packing](lane, seed, pipeline_depth=2)
         test_random_runs.check_ends(rig, asked)
         num_followers += sum(job.follows is not None for job in rig.jobs)
-    assert num_followers > 5
+    assert num_followers > 2
 
 
 @pytest.mark.slow

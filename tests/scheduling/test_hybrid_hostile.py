@@ -65,7 +65,9 @@ def crowded(lane: str, **more) -> Rig:
 
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("kind", ["batch", "urgent"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 def test_clients_that_leave_while_blocks_are_lent(lane: str, kind: str, seed: int) -> None:
     """The others get what they should, and all blocks come back."""
     rig = crowded(lane)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from muxcluster.core.kvshape import KvShape
+from tests.amounts import examples, slow
 from tests.scheduling.rig import LANES, Rig, mixed_models, unit_spec
 from tests.scheduling.test_random_runs import WORKERS, check_ends, random_requests, run_to_the_end
 
-RUNS_PER_PART = 25
 POOLS = (36, 60, 90, 121, 160, 200)
 
 
@@ -38,16 +38,21 @@ def random_run(
     return rig, run_to_the_end(rng, rig, random_requests(rng, seed, 20))
 
 
-@pytest.mark.parametrize("packing", ["hybrid", "additive"])
-@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("lane", LANES)
-def test_random_runs_end(lane: str, part: int, packing: str) -> None:
-    for seed in range(part * RUNS_PER_PART, (part + 1) * RUNS_PER_PART):
+@pytest.mark.parametrize(
+    ("lane", "packing"),
+    [
+        *((lane, "hybrid") for lane in LANES),
+        ("adbs", "additive"),
+        *slow(*((lane, "additive") for lane in LANES if lane != "adbs")),
+    ],
+)
+def test_random_runs_end(lane: str, packing: str) -> None:
+    for seed in range(examples(10, 50)):
         rig, asked = random_run(lane, seed, packing)
         check_ends(rig, asked)
 
 
-@pytest.mark.parametrize("kinds", ["a", "c", "ac", "abc"])
+@pytest.mark.parametrize("kinds", ["c", *slow("a", "ac", "abc")])
 def test_models_that_keep_states_lend_and_borrow_whole_columns(kinds: str) -> None:
     """What they keep beside tokens is neither lost nor does it take the place of others'."""
     long = KvShape(num_layers=2, num_kv_heads=3, head_dim=32, itemsize=2)  # 32 tokens a column

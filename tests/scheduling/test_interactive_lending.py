@@ -7,7 +7,8 @@ import pytest
 
 from muxcluster.core.request import ServiceClass, Slo
 from muxcluster.scheduling.memory.lending import SequenceRestoring
-from tests.scheduling.rig import LANES, Rig, request, unit_spec
+from tests.amounts import slow
+from tests.scheduling.rig import Rig, request, unit_spec
 from tests.scheduling.test_hybrid import copied, rig_of
 from tests.scheduling.test_random_runs import WORKERS, check_ends, random_request, run_to_the_end
 
@@ -115,7 +116,7 @@ def random_run(lane: str, seed: int, **policy) -> Rig:
     return rig
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", ["adbs", "mixed", *slow("temporal", "round-robin")])
 def test_random_runs_end_and_lend(lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
     returned: list[bool] = []
     restore = SequenceRestoring.restore_interactive

@@ -8,6 +8,7 @@ import pytest
 
 from muxcluster.core.job import Job, Phase, WorkerSpec
 from muxcluster.core.request import Request, ServiceClass
+from tests.amounts import examples
 from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
 from tests.scheduling.test_random_runs import WORKERS, check_ends, random_requests, run_to_the_end
 
@@ -110,7 +111,7 @@ def test_the_last_in_order_are_preempted(packing: str) -> None:
     They recompute: everything they have got so far is prefilled when they are back.
     """
     num_victims = 0
-    for seed in range(40):
+    for seed in range(examples(15, 40)):
         rng = random.Random(seed)
         watch = Watch(packing, rng, 40)
         sizes: dict[str, int] = {}
@@ -126,7 +127,7 @@ def test_the_last_in_order_are_preempted(packing: str) -> None:
                 sizes[name] = len(asked.prompt_tokens) + len(tokens)
             num_victims += len(victims)
         assert not sizes
-    assert num_victims > 20
+    assert num_victims > examples(7, 20)
 
 
 def classes_of(watch: Watch, names: list[str]) -> set[ServiceClass]:
@@ -170,7 +171,7 @@ def test_round_robin_takes_each_class_in_order_of_arrival() -> None:
 @pytest.mark.parametrize("packing", ["fcfs", "round-robin"])
 def test_random_runs_end(packing: str, lane: str) -> None:
     """Aborts, failures, restarts and tiny pools: nobody is lost, nobody waits for ever."""
-    for seed in range(30):
+    for seed in range(examples(8, 30)):
         rng = random.Random(f"{packing} {lane} {seed}")
         spec = unit_spec(
             lane=lane,

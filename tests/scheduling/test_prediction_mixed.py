@@ -18,6 +18,7 @@ from muxcluster.scheduling.steptime.line import (
     work_of,
 )
 from muxcluster.scheduling.steptime.model import StepTimes
+from tests.amounts import slow
 from tests.scheduling.test_prediction import make
 
 Truth = Callable[[JobWork], float]
@@ -143,7 +144,7 @@ def check(
         assert abs(np.mean(errors)) < most_bias
 
 
-OWN = [(40, 40), (40, 3), (40, 0), (0, 40)]
+OWN = [(40, 40), (40, 0), *slow(((40, 3),), ((0, 40),))]
 SEEDED = {
     fixed_cost_once: ((0.04, 0.02), (0.03, 0.02)),
     larger_and_half_the_smaller: ((0.02, 0.02), (0.02, 0.02)),

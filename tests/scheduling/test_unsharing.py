@@ -91,7 +91,7 @@ def test_sharing_is_tried_again_later() -> None:
 
 def test_each_failed_trial_makes_the_next_one_later() -> None:
     rig = machine(SATURATED, loss=0.1)
-    trials = [job.job_id for job in keep_busy(rig, 900.0) if job.share < 1.0]
+    trials = [job.job_id for job in keep_busy(rig, 500.0) if job.share < 1.0]
     starts = [n for n, last in zip(trials, [-1000, *trials], strict=False) if n - last > 100]
     assert 2 <= len(starts) <= 4
 

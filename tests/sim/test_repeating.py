@@ -14,6 +14,7 @@ from muxcluster.sim.core.timing import Work
 from muxcluster.sim.core.unit import SimUnit
 from muxcluster.sim.demand.requests import request_of
 from muxcluster.workload.arrival import Arrival
+from tests.amounts import slow
 from tests.sim.cases import FixedTiming, arrivals, sim_unit
 
 LANES = ["adbs", "temporal", "round-robin", "mixed"]
@@ -29,9 +30,13 @@ def both(
 
 
 @pytest.mark.parametrize(
-    "models", [("a",), pytest.param(("a", "b"), marks=pytest.mark.slow), ("a", "b", "c")]
+    "models",
+    [
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (("a",), ("a", "b"))),
+        ("a", "b", "c"),
+    ],
 )
-@pytest.mark.parametrize("num_columns", [4000, 260])
+@pytest.mark.parametrize("num_columns", [*slow(4000), 260])
 @pytest.mark.parametrize("lane", LANES)
 def test_every_request_fares_the_same_to_the_last_bit(
     lane: str, num_columns: int, models: tuple[str, ...]
@@ -51,7 +56,7 @@ def test_a_run_that_is_stopped_has_as_many_tokens(until_s: float) -> None:
     assert plain.records.rows.tobytes() == repeated.records.rows.tobytes()
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", ["adbs", "mixed", *slow("temporal", "round-robin")])
 def test_few_quotas_short_jobs_and_many_periods_change_nothing(lane: str) -> None:
     unit = sim_unit(num_columns=400, max_seqs=8, lane=lane)
     policy = replace(unit.spec.scheduler, quota_period_s=0.37, max_decode_rows=4)
@@ -76,7 +81,7 @@ def test_use_over_time_is_the_same(lane: str) -> None:
         assert repeated.kv_share[name] == pytest.approx(share, abs=0.01 * share.max())
 
 
-@pytest.mark.parametrize("rate", [2.0, 8.0, 30.0])
+@pytest.mark.parametrize("rate", [*slow(2.0), 8.0, 30.0])
 def test_a_unit_that_may_stop_sharing_does_the_same(rate: float) -> None:
     """As the engine builds it for two models on one GPU: the judge's verdicts come in time."""
     unit = sim_unit(num_columns=1500)

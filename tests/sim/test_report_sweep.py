@@ -16,6 +16,7 @@ from muxcluster.sim.cases.sweep import Cache, sweep
 from muxcluster.sim.cases.systems import system_named
 from muxcluster.sim.report.report import CaseReport
 from muxcluster.workload.lengths import Pairs
+from tests.amounts import slow
 from tests.sim.test_report import small_case
 
 
@@ -68,7 +69,7 @@ def test_two_processes_give_what_one_gives_in_the_order_of_the_cases(cases: list
     assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("num_processes", [*slow(1), 2])
 def test_parts_of_a_case_are_told(
     cases: list[Case], num_processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,12 @@ from muxcluster.sim.core import driver as sim_driver
 from muxcluster.sim.core.driver import UnitDriver
 from muxcluster.sim.core.timing import Work
 from muxcluster.sim.core.unit import SimUnit
+from tests.engine.children.preloaded import fast_children, preloaded
 from tests.engine.units import greedy, prompts, request_of, running, spec_of
+
+__all__ = ["fast_children", "preloaded"]
+
+pytestmark = pytest.mark.usefixtures("fast_children")
 
 
 class Tape:

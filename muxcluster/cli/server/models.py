@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from muxcluster.cli.found.gpus import SeenGpus, seen_gpus
 from muxcluster.cli.found.names import served_name
 from muxcluster.config.hub import Fetching
@@ -34,7 +32,7 @@ def config_of_models(named: NamedModels, fetching: Fetching) -> Config:
     sections = [
         _section(*each, named.max_model_len) for each in zip(names, named.models, strict=True)
     ]
-    nodes = _nodes(seen_gpus(), torch.cuda.is_available, fetching.tell)
+    nodes = _nodes(seen_gpus(), _torch_has_cuda, fetching.tell)
     return config_of({"models": sections, "cluster": {"nodes": nodes}}, WHERE, fetching)
 
 
@@ -56,6 +54,12 @@ def _names(named: NamedModels) -> list[str]:
             raise ConfigError(model, "", f"{message} for each model, or a YAML file")
         first[name] = model
     return names
+
+
+def _torch_has_cuda() -> bool:
+    import torch  # takes seconds, and is asked only where a GPU was seen
+
+    return torch.cuda.is_available()
 
 
 def _nodes(

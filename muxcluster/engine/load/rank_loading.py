@@ -13,11 +13,12 @@ from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.load.division.division import connect, divide
 from muxcluster.engine.load.division.group import RankGroup
+from muxcluster.engine.load.division.stored_weights import WeightFiles
 from muxcluster.engine.load.dummy import DummyWeights
 from muxcluster.engine.load.filling import WeightSource, fill
 from muxcluster.engine.load.hf_config import quantisation
 from muxcluster.engine.load.skeleton import skeleton
-from muxcluster.engine.load.weights import WeightFiles, check_weight_files
+from muxcluster.engine.load.weights import check_weight_files, tensors_by_file
 from muxcluster.engine.quantised.formats import BadTensors, read_weight
 from muxcluster.engine.quantised.replacing import LinearSource, NoPart, replace_linears
 from muxcluster.engine.quantised.rounding import quantised
@@ -36,11 +37,12 @@ def load_by_tensor(
     model = skeleton(config, spec)
     division = None if group is None else divide(model, directory / "config.json", group)
     parts = {} if division is None else division.parts
-    source: WeightSource = (
-        DummyWeights(spec.seed, device)
-        if spec.load_format == "dummy"
-        else WeightFiles(check_weight_files(directory), str(model.base_model_prefix))
-    )
+    source: WeightSource
+    if spec.load_format == "dummy":
+        source = DummyWeights(spec.seed, device)
+    else:
+        file = check_weight_files(directory)
+        source = WeightFiles(file, tensors_by_file(file), str(model.base_model_prefix))
     _quantise(model, spec, source, device, parts)
     fill(model, source, device, parts)
     if division is not None and group is not None:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
+import scipy  # its parts are imported when they are first used: most processes need none
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-from scipy.sparse import block_array, coo_array, csc_array, eye_array
 
 from muxcluster.placement.compat.columns import Column
 from muxcluster.placement.compat.meshes import Meshes
@@ -63,7 +62,7 @@ class Program:
     def relaxed(self) -> Relaxed:
         """Solve the linear program."""
         equal = self._low == self._high
-        found = linprog(
+        found = scipy.optimize.linprog(
             self._costs,
             A_ub=self._rows[~equal],
             b_ub=self._high[~equal],
@@ -79,11 +78,13 @@ class Program:
         """Solve the integer program over some columns."""
         others = np.arange(len(self.columns), len(self._costs))
         given = np.concatenate([np.sort(columns), others])
-        found = milp(
+        found = scipy.optimize.milp(
             self._costs[given],
-            constraints=LinearConstraint(self._rows[:, given], self._low, self._high),
+            constraints=scipy.optimize.LinearConstraint(
+                self._rows[:, given], self._low, self._high
+            ),
             integrality=np.ones(len(given)),
-            bounds=Bounds(0, self._meshes.num_gpus),
+            bounds=scipy.optimize.Bounds(0, self._meshes.num_gpus),
             options={"mip_rel_gap": 0.0, "node_limit": 1 + _EFFORT // len(given)},
         )
         if found.x is None:
@@ -102,20 +103,24 @@ class Program:
             most,
         )
 
-    def _matrix(self) -> csc_array:
+    def _matrix(self) -> "scipy.sparse.csc_array":
         """[rows, variables]."""
         num_columns, num_models = len(self.columns), self._num_models
         tps, members = zip(*self.columns, strict=True)
         lengths = [len(each) for each in members]
         sizes = np.array([*tps, *self._meshes.sizes])
-        models = coo_array(
+        models = scipy.sparse.coo_array(
             (np.ones(sum(lengths)), ([*chain(*members)], np.repeat(range(num_columns), lengths))),
             shape=(num_models, len(sizes)),
         )
         levels = [np.where(sizes >= level, sizes, 0) for level in self._levels]
         meshes = np.array([sizes, np.ones(len(sizes)), *levels])
         left_out = np.zeros((len(meshes), num_models))
-        return csc_array(block_array([[models, eye_array(num_models)], [meshes, left_out]]))
+        return scipy.sparse.csc_array(
+            scipy.sparse.block_array(
+                [[models, scipy.sparse.eye_array(num_models)], [meshes, left_out]]
+            )
+        )
 
     def _limits(self) -> tuple[Floats, Floats]:
         """(least, most) of each row."""

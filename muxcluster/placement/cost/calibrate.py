@@ -5,8 +5,8 @@ from dataclasses import astuple, fields, replace
 from statistics import median
 
 import numpy as np
+import scipy  # its parts are imported when they are first used: most processes need none
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from muxcluster.placement.cost.profile import Cell, ProfiledModel
 from muxcluster.placement.cost.roofline import (
@@ -60,7 +60,9 @@ def calibrated(gpu: Gpu, itemsize: int, models: Sequence[ProfiledModel]) -> Roof
     if not gpu.is_cpu:
         most[_EFFICIENCIES] = 0.0
     start = np.clip(_packed(_launch_floors(work, measured), gpu), least, most)
-    found = least_squares(error, start, bounds=(least, most), loss="soft_l1", f_scale=_NOISE)
+    found = scipy.optimize.least_squares(
+        error, start, bounds=(least, most), loss="soft_l1", f_scale=_NOISE
+    )
     tuning, tuned = _unpacked(found.x, gpu)
     return Roofline(tuned, itemsize, tuning)
 

@@ -6,8 +6,8 @@ from itertools import product
 from statistics import median
 
 import numpy as np
+import scipy  # its parts are imported when they are first used: most processes need none
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from muxcluster.placement.cost.calibrate import calibrated
 from muxcluster.placement.cost.interference import Slowed, fitted_loss, slowdown
@@ -158,7 +158,7 @@ def _turn_line(turns: Sequence[Turn]) -> tuple[float, ...]:
         return 0.0, 0.0, 0.0
     seconds = np.array([median(turn.seconds) for turn in turns])
     terms = np.array([(1.0, turn.rows, turn.new) for turn in turns]) / seconds[:, None]
-    return tuple(nnls(terms, np.ones(len(turns)))[0].tolist())
+    return tuple(scipy.optimize.nnls(terms, np.ones(len(turns)))[0].tolist())
 
 
 def _factor(job: PairedJob) -> float:

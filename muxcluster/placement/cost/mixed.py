@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import nnls
+import scipy  # its parts are imported when they are first used: most processes need none
 
 _PULL = 0.0003  # towards the usual factors, per measured cell: matters only where cells are few
 
@@ -56,4 +56,4 @@ def fitted_factors(measured: Sequence[MeasuredMix]) -> MixedFactors:
     pull = (_PULL * len(measured)) ** 0.5
     terms = np.concatenate((terms, pull * np.eye(3)))
     wanted = np.concatenate((np.ones(len(measured)), pull * np.array(_USUAL)))
-    return MixedFactors(*nnls(terms, wanted)[0].tolist())
+    return MixedFactors(*scipy.optimize.nnls(terms, wanted)[0].tolist())

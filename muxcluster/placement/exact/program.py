@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 
 import numpy as np
+import scipy  # its parts are imported when they are first used: most processes need none
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, linprog, milp
-from scipy.sparse import csr_array
 
 _INFEASIBLE = 2  # HiGHS through scipy: result.status
 Entry = tuple[int, float]  # (row, coefficient)
@@ -62,12 +61,16 @@ class Program:
         found = self._solved(time_limit_s, np.array(self._whole, dtype=int))
         return None if found.x is None else np.asarray(found.x)
 
-    def _solved(self, time_limit_s: float, integrality: NDArray[np.int_] | None) -> OptimizeResult:
-        return milp(
+    def _solved(
+        self, time_limit_s: float, integrality: NDArray[np.int_] | None
+    ) -> "scipy.optimize.OptimizeResult":
+        return scipy.optimize.milp(
             -np.array(self._gains),
             integrality=integrality,
-            bounds=Bounds(0, np.array(self._upper)),
-            constraints=LinearConstraint(self._matrix(), np.array(self._low), np.array(self._high)),
+            bounds=scipy.optimize.Bounds(0, np.array(self._upper)),
+            constraints=scipy.optimize.LinearConstraint(
+                self._matrix(), np.array(self._low), np.array(self._high)
+            ),
             options={"time_limit": max(0.1, time_limit_s), "mip_rel_gap": 0.0},
         )
 
@@ -76,7 +79,7 @@ class Program:
         solved. Rows are equalities or have an upper limit only."""
         matrix, low, high = self._matrix(), np.array(self._low), np.array(self._high)
         equal = low == high
-        found = linprog(
+        found = scipy.optimize.linprog(
             -np.array(self._gains),
             A_ub=matrix[~equal],
             b_ub=high[~equal],
@@ -93,8 +96,8 @@ class Program:
         prices[equal] = -found.eqlin.marginals
         return prices
 
-    def _matrix(self) -> csr_array:
-        return csr_array(
+    def _matrix(self) -> "scipy.sparse.csr_array":
+        return scipy.sparse.csr_array(
             (self._coefficients, (self._rows, self._columns)),
             shape=(len(self._low), len(self._gains)),
         )

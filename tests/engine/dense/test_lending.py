@@ -12,6 +12,7 @@ from muxcluster.engine.executor import JobDone
 from muxcluster.engine.unit.deltas import deltas_of
 from muxcluster.engine.unit.in_process import InProcessExecutor
 from muxcluster.scheduling.scheduler import UnitScheduler
+from tests.amounts import slow
 from tests.engine.conftest import ModelBuilder
 from tests.engine.dense.units import VOCAB, generated, unit_of
 from tests.engine.units import greedy, prompts, request_of
@@ -47,7 +48,9 @@ def watch_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RowStore, "forget", noted_forget)
 
 
-@pytest.mark.parametrize(("family", "num_blocks"), [("bloom", 520), ("mamba", 30), ("jamba", 400)])
+@pytest.mark.parametrize(
+    ("family", "num_blocks"), [("bloom", 520), ("mamba", 30), *slow(("jamba", 400))]
+)
 def test_what_lent_blocks_held_is_saved_and_comes_back(
     tiny: ModelBuilder, monkeypatch: pytest.MonkeyPatch, family: str, num_blocks: int
 ) -> None:

@@ -18,6 +18,7 @@ from muxcluster.engine.dense.store import RowStore
 from muxcluster.engine.executor import JobDone
 from muxcluster.engine.unit.in_process import InProcessExecutor
 from muxcluster.scheduling.scheduler import UnitScheduler
+from tests.amounts import slow
 from tests.engine.conftest import ModelBuilder
 from tests.engine.dense.units import VOCAB, generated, unit_of
 from tests.engine.fakes import Sink
@@ -30,6 +31,8 @@ from tests.engine.units import (
     running,
     submit,
 )
+
+pytestmark = pytest.mark.usefixtures("fast_children")
 
 NUM_TOKENS = 12
 MANY_TOKENS = 50
@@ -155,7 +158,7 @@ def test_a_cache_that_takes_more_than_foretold_gets_fewer_rows(
     assert max(size for _, size in weighed.sizes) <= 1.05 * limit_bytes
 
 
-@pytest.mark.parametrize("family", ["bloom", "mamba"])
+@pytest.mark.parametrize("family", ["bloom", *slow("mamba")])
 def test_prefills_and_decodes_in_workers_of_their_own(tiny: ModelBuilder, family: str) -> None:
     """What one process prefilled another one decodes: they meet in the pool alone."""
     directory = tiny(family)

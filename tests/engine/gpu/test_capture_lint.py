@@ -27,7 +27,10 @@ def on_gpu(directory: Path, **fields: object) -> UnitSpec:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("fuses", [True, False], ids=["fused", "stock"])
+@pytest.mark.parametrize(
+    "fuses",
+    [pytest.param(True, id="fused"), pytest.param(False, id="stock", marks=pytest.mark.slow)],
+)
 def test_a_decode_step_can_be_captured(tiny: ModelBuilder, family: str, fuses: bool) -> None:
     unit = replace(on_gpu(tiny(family)), fuses_layers=fuses)
     with torch.inference_mode(), FakeCuda() as cuda:
@@ -44,7 +47,7 @@ def test_a_model_that_asks_the_device_is_found_before_a_capture_is_tried(
 ) -> None:
     """This rotary embedding looks at the largest position."""
     rope = {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 2.0}
-    unit = on_gpu(tiny("llama", rope_parameters=rope))
+    unit = on_gpu(tiny("llama", rope_parameters=rope, num_hidden_layers=1))
     with torch.inference_mode(), FakeCuda() as cuda:
         executor = InProcessExecutor(unit)
         executor.start()

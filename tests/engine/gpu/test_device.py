@@ -32,7 +32,7 @@ def test_the_thread_that_starts_an_executor_works_on_its_device(
     cuda: FakeCuda, tiny: ModelBuilder
 ) -> None:
     """Triton launches on the current device, whichever the tensors are on."""
-    executor = InProcessExecutor(on_second_gpu(tiny("llama")))
+    executor = InProcessExecutor(on_second_gpu(tiny("llama", num_hidden_layers=1)))
     executor.start()
     assert cuda.graphs.captures
     executor.close()

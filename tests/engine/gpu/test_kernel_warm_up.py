@@ -30,6 +30,7 @@ from muxcluster.engine.steps.device.captures import CallAgain
 from muxcluster.engine.steps.runner import UnitRunner
 from muxcluster.engine.unit import in_process
 from muxcluster.engine.unit.in_process import InProcessExecutor
+from tests.amounts import slow
 from tests.engine.conftest import ModelBuilder, tiny
 from tests.engine.driver import unit_of
 from tests.engine.fakes import fake_spec
@@ -82,7 +83,10 @@ def unit_for(directory: Path, case: Case, phases: frozenset[Phase] = frozenset(P
     )
 
 
-@pytest.fixture(params=CASES, ids=str)
+QUICK = ("llama", "llama in fp32", "a sliding window")
+
+
+@pytest.fixture(params=[*QUICK, *slow(*(name for name in CASES if name not in QUICK))], ids=str)
 def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 

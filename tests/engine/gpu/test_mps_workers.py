@@ -145,6 +145,7 @@ def faulty(
     return ShareRecorder(spec, FAULTY, patience)
 
 
+@pytest.mark.slow  # test_worker_pool.py shows it with processes that start fast
 def test_a_share_that_had_no_effect_refuses_the_unit(
     spec: UnitSpec, control: FakeControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from muxcluster.placement.execution import Execution, UnitPolicy, executions, un
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.memory import activation_bytes, recorded_bytes
 from muxcluster.placement.problem import Demand, Limits
+from tests.amounts import slow
 
 LIMITS = Limits()
 MAX_SEQS, MAX_TOKENS, NUM_LAYERS = 256, 4096, 2
@@ -131,8 +132,12 @@ def demand_of(folder: Path, name: str) -> Demand:
     return Demand(name, read_facts(folder).shape, 1.0, 161.0, 338.0, MAX_TOKENS, MAX_SEQS)
 
 
+QUICK = ("Qwen3-8B", "Mistral-7B")
+NAMES = (*QUICK, *slow(*(name for name in SHAPES if name not in QUICK)))
+
+
 @pytest.mark.parametrize("fuses", [True, False], ids=["fused", "stock"])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", NAMES)
 def test_jobs_fit_the_planners_reserve(tmp_path: Path, name: str, fuses: bool) -> None:
     model = spec_of(tmp_path, name)
     reserve = activation_bytes(demand_of(tmp_path, name), LIMITS)
@@ -144,7 +149,7 @@ def test_jobs_fit_the_planners_reserve(tmp_path: Path, name: str, fuses: bool) -
             assert 0.1 * reserve < taken <= reserve, job
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", NAMES)
 def test_recorded_steps_fit_what_the_pool_leaves_for_them(tmp_path: Path, name: str) -> None:
     model = spec_of(tmp_path, name)
     with torch.inference_mode(), FakeCuda() as cuda:
@@ -206,10 +211,18 @@ def recording_bytes(
     return taken
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "one worker, mixed",
+        "sharing",
+        *slow(*sorted({*EXECUTIONS} - {"one worker, mixed", "sharing"})),
+    ],
+)
 def test_as_many_rungs_take_memory_for_recorded_steps_as_the_plan_counts(
-    tmp_path: Path, execution: Execution
+    tmp_path: Path, kind: str
 ) -> None:
+    execution = EXECUTIONS[kind]
     model = spec_of(tmp_path, "Llama-3.2-1B")
     logits_bytes = 4 * MAX_SEQS * model.vocab_size
     unit = replace(unit_of(model, fuses=True), workers=execution.workers)

@@ -12,6 +12,7 @@ from muxcluster.engine.gpu.memory.manifest import Manifest, Placed
 from muxcluster.engine.gpu.mps.messages import StartWorker, WorkerReady, encode
 from muxcluster.engine.gpu.mps.worker_pool import WorkerPool
 from muxcluster.engine.processes.rungs import WorkerRung, rung_per_share
+from tests.amounts import slow
 from tests.conftest import ROOT
 from tests.engine.fakes import fake_spec
 
@@ -38,7 +39,13 @@ def test_workers_with_their_shares_are_ready(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("says", "limit_s", "message"),
     [
-        ("busy", 240.0, "worker 0 at SM share .*: the GPU refuses a context .*EXCLUSIVE_PROCESS"),
+        *slow(
+            (
+                "busy",
+                240.0,
+                "worker 0 at SM share .*: the GPU refuses a context .*EXCLUSIVE_PROCESS",
+            )
+        ),
         ("end", 240.0, "worker process 0 at SM share .* ended at its start: exit status 7"),
         ("late", 0.2, "worker process 0 at SM share .* was not ready after 0 s"),
         ("all", 240.0, "SM shares 0.3 and 1 of worker 0 are equal or swapped: work ran on 100"),
@@ -54,7 +61,7 @@ def test_why_workers_are_not_ready(
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("num_bytes", [400_000, 4_000_000])
+@pytest.mark.parametrize("num_bytes", [*slow(400_000), 4_000_000])
 def test_workers_that_read_late_hold_up_nobody(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, num_bytes: int
 ) -> None:

@@ -21,8 +21,8 @@ from muxcluster.engine.load import rank_loading
 from muxcluster.engine.load.division import plans
 from muxcluster.engine.load.division.division import bounds
 from muxcluster.engine.load.division.group import RankGroup
+from muxcluster.engine.load.division.stored_weights import WeightFiles
 from muxcluster.engine.load.paged_loading import load_model
-from muxcluster.engine.load.weights import WeightFiles
 from muxcluster.placement.shapes.division import part_of
 from muxcluster.placement.shapes.division import refusal as placement_refusal
 from tests.engine.parallel.conftest import ModelBuilder

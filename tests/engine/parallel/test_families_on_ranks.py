@@ -20,7 +20,10 @@ from tests.engine.units import (
 )
 from tests.oracles import GreedyOracle
 
-pytestmark = pytest.mark.timeout(scaled(600, 8))
+pytestmark = [
+    pytest.mark.usefixtures("fast_children"),
+    pytest.mark.timeout(scaled(600, 8)),
+]
 
 NUM_TOKENS = scaled(20, 8)
 

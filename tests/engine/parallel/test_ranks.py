@@ -37,7 +37,10 @@ from tests.oracles import GreedyOracle
 
 THREE = tuple(WorkerSpec(worker_id, (0.3,)) for worker_id in range(3))
 
-pytestmark = pytest.mark.timeout(scaled(300, 8))  # outputs are as many times longer
+pytestmark = [
+    pytest.mark.usefixtures("fast_children"),
+    pytest.mark.timeout(scaled(300, 8)),  # outputs are as many times longer
+]
 
 LONGEST, NUM_TOKENS = scaled(50, 8), scaled(24, 8)
 """Prompt and output tokens of a request: `live` cannot hold what all need."""
@@ -160,14 +163,17 @@ def test_saves_and_restores_are_made_on_every_rank(tiny: ModelBuilder) -> None:
 def rank_children() -> set[int]:
     """Process ids of living ranks; the module's own unit has some."""
     stats = (path.read_text() for path in Path("/proc").glob("[0-9]*/stat") if path.exists())
-    fields = (stat.rpartition(")") for stat in stats if "(mux-rank" in stat)
-    return {
-        int(head.split()[0])
-        for head, _, tail in fields
-        if int(tail.split()[1]) == os.getpid() and tail.split()[0] != "Z"
-    }
+    fields = [stat.rpartition(")") for stat in stats]
+    parents = {int(head.split()[0]): int(tail.split()[1]) for head, _, tail in fields}
+
+    def is_ours(pid: int) -> bool:
+        return pid == os.getpid() or (pid in parents and is_ours(parents[pid]))
+
+    found = {int(h.split()[0]) for h, _, t in fields if "(mux-rank" in h and t.split()[0] != "Z"}
+    return {pid for pid in found if is_ours(pid)}
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_divided_is_refused_at_start_by_one_line(tiny: ModelBuilder) -> None:
     directory = tiny("three", "llama", num_attention_heads=3, num_key_value_heads=1)
     spec = replace(spec_of([directory], lane="temporal", partition="none"), tp=2)

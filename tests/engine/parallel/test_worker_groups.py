@@ -36,7 +36,10 @@ from tests.engine.units import (
 )
 from tests.oracles import GreedyOracle
 
-pytestmark = pytest.mark.timeout(scaled(600, 8))
+pytestmark = [
+    pytest.mark.usefixtures("fast_children"),
+    pytest.mark.timeout(scaled(600, 8)),
+]
 
 LONGEST, NUM_TOKENS = scaled(50, 8), scaled(24, 8)
 HALF = (0.5,)
@@ -174,6 +177,7 @@ def test_a_killed_process_restarts_its_group_alone(live: Wide) -> None:
     wait_until_gone([rank[1] for rank in before])
 
 
+@pytest.mark.slow  # test_ranks.py shows it of ranks without workers
 def test_a_killed_owner_restarts_all_ranks(live: Wide) -> None:
     pids = live.recorder.executor.rank_pids
     workers = [pid for rank in live.workers() for pid in rank]

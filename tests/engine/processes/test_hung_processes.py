@@ -126,6 +126,7 @@ def test_a_stopped_owner_is_replaced(live: Live, spec: UnitSpec, undisturbed: To
     wait_until_gone([owner, *workers])
 
 
+@pytest.mark.slow
 def test_an_idle_owner_that_is_stopped_is_replaced(live: Live) -> None:
     owner = live.executor.owner_pid
     os.kill(owner, signal.SIGSTOP)

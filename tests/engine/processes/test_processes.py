@@ -20,6 +20,7 @@ from muxcluster.engine.processes.launcher import ForkLauncher
 from muxcluster.engine.processes.liveness import Patience
 from muxcluster.engine.processes.owner_link import OwnerLink
 from muxcluster.engine.unit.unit import Unit
+from tests.amounts import slow
 from tests.engine.conftest import ModelBuilder
 from tests.engine.live_units import (
     NUM_TOKENS,
@@ -197,7 +198,7 @@ def corrupt(tiny: ModelBuilder, tmp_path: Path) -> Iterator[Path]:
     yield directory
 
 
-@pytest.mark.parametrize("partition", ["threads", "none"])
+@pytest.mark.parametrize("partition", [*slow("threads"), "none"])
 def test_corrupt_weights_surface_as_load_error(corrupt: Path, partition: str) -> None:
     unit = Unit(spec_of([corrupt], partition=partition), lambda deltas: None)
     with pytest.raises(LoadError, match=r"model\.safetensors"):

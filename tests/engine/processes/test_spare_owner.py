@@ -12,12 +12,14 @@ from muxcluster.engine.processes import executor as processes
 from muxcluster.engine.processes.executor import ProcessExecutor
 from muxcluster.engine.processes.launcher import ForkLauncher
 from muxcluster.engine.processes.liveness import Patience
+from tests.conftest import ROOT
 from tests.engine.conftest import ModelBuilder
 from tests.engine.fakes import PATIENCE_S
 from tests.engine.live_units import asked_of, children, wait_until_gone
 from tests.engine.units import check_lengths, greedy, running, spec_of, submit
 
 IDLE = "mux-owner-idle"
+LIGHT = "tests.engine.light_owner"
 NUM_TOKENS = 40
 
 
@@ -27,10 +29,19 @@ def spec(tiny: ModelBuilder) -> UnitSpec:
 
 
 @pytest.fixture
-def launcher() -> Iterator[ForkLauncher]:
-    launcher = ForkLauncher()
+def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkLauncher]:
+    monkeypatch.chdir(ROOT)
+    launcher = ForkLauncher(LIGHT)
     yield launcher
     launcher.close()
+
+
+class LightSpares(ForkLauncher):
+    """The first owner serves; spares are light."""
+
+    def prepare(self, patience: Patience) -> None:
+        self._module = LIGHT
+        super().prepare(patience)
 
 
 def idle_owner() -> int:
@@ -65,8 +76,9 @@ def test_a_lost_owner_is_replaced_by_the_spare_and_the_tokens_stay(spec: UnitSpe
 def test_a_spare_is_made_in_quiet_times_and_ends_with_the_unit(
     spec: UnitSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(ROOT)
     monkeypatch.setattr(processes, "SETTLED_S", 0.0)
-    executor = ProcessExecutor(spec, Patience(silence_s=1.0))
+    executor = ProcessExecutor(spec, Patience(silence_s=1.0), LightSpares())
     with running(spec, executor):
         spare = idle_owner()
         os.kill(spare, signal.SIGKILL)

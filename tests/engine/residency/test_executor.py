@@ -18,6 +18,8 @@ from tests.engine.live_units import children, wait_until_gone
 from tests.engine.residency.moved import Moves, moving
 from tests.oracles import GreedyOracle
 
+pytestmark = pytest.mark.usefixtures("fast_children")
+
 # one shows its backend without weights, one only when it runs, one is dense
 FAMILIES = ("llama", "mixtral", "bloom")
 NUM_TOKENS = 6

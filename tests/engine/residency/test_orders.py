@@ -14,6 +14,8 @@ from tests.engine.live_units import wait_until_gone
 from tests.engine.residency.clients import PATIENCE_S, Clients
 from tests.engine.residency.test_units import clients_of
 
+pytestmark = pytest.mark.usefixtures("fast_children")
+
 PAIR = ("llama", "opt")
 
 

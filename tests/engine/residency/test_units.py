@@ -15,6 +15,8 @@ from tests.engine.residency.moved import in_turns
 from tests.engine.units import spec_of
 from tests.oracles import GreedyOracle
 
+pytestmark = pytest.mark.usefixtures("fast_children")
+
 FOUR = ("llama", "opt", "mixtral", "bloom")
 TWELVE = (*FOUR, "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma2", "gpt_neox", "mpt")
 

@@ -15,13 +15,14 @@ from muxcluster.core.sampling import SamplingParams
 from muxcluster.engine.steps import runner
 from muxcluster.engine.steps.device.captures import Step
 from muxcluster.engine.steps.device.decode_graphs import MOST_FAILURES, batch_sizes, sizes_ahead
+from tests.amounts import slow
 from tests.engine.conftest import ModelBuilder
 from tests.engine.driver import Driver, Running, drivers, ragged, unit_of
 from tests.engine.tape import TapeCapture
 from tests.oracles import GreedyOracle
 
 SIDES = (Side.LEFT, Side.RIGHT)
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "mixtral", "gemma2")
+FAMILIES = ("llama", "qwen3", "opt", "mixtral", *slow("mistral", "qwen2", "gemma2"))
 
 
 DRAWN = SamplingParams(temperature=1.3, top_k=40, top_p=0.95, min_p=0.01, seed=11)

@@ -13,6 +13,7 @@ from muxcluster.core.job import Rows, TokenLogprobs
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.engine.sampling.results import RowsResult
 from muxcluster.engine.steps.pieces import PieceThreads, cut
+from tests.amounts import slow
 from tests.engine.conftest import ModelBuilder
 from tests.engine.driver import Driver, Running, drivers, ragged, unit_of
 
@@ -68,7 +69,7 @@ def test_two_threads_halve_a_long_decode_step_and_share_a_long_prefill() -> None
     assert len(cut(rows_of([100] * 20), 2)) == 8
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "opt"])
+@pytest.mark.parametrize("family", ["llama", *slow("qwen3", "opt")])
 def test_two_threads_say_what_one_says(tiny: ModelBuilder, family: str) -> None:
     """OPT is not fused and never cut. Prompts differ in length, so jobs hold chunks and decodes."""
     directory = tiny(family)

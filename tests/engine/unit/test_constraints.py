@@ -25,6 +25,7 @@ from muxcluster.engine.steps.runner import UnitRunner
 from muxcluster.engine.unit.constraint_checks import mask_process
 from muxcluster.engine.unit.unit import Unit
 from muxcluster.text.tokenizer import Tokenizer
+from tests.amounts import slow
 from tests.engine.fakes import Sink
 from tests.engine.live_units import children, workers_of
 from tests.engine.stepping import SteppedUnit
@@ -100,7 +101,7 @@ def test_every_answer_follows_its_schema(
     assert len({tuple(each) for each in tokens.values()}) == len(asked), "answers do not differ"
 
 
-@pytest.mark.parametrize("lane", ["adbs", "temporal"])
+@pytest.mark.parametrize("lane", ["adbs", *slow("temporal")])
 def test_workers_give_the_same_answers_though_processes_are_killed(
     reference: tuple[UnitSpec, dict[str, list[int]], dict[str, list[int]]], lane: str
 ) -> None:
@@ -172,7 +173,7 @@ def test_recorded_steps_give_the_same_answers(
     assert found == expected
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *slow(1, 2)])
 def test_other_sampling_parameters_keep_the_answer_valid(tiny: ModelBuilder, seed: int) -> None:
     """A bias against what is allowed, end tokens that may come late or not at all, penalties."""
     spec = spec_of([tiny("llama")], lane="mixed", partition="none")

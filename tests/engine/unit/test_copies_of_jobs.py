@@ -17,6 +17,8 @@ from tests.blocks import block_tokens, only_with, scaled
 from tests.engine.manual_jobs import Held, ManualJobs
 from tests.models import model_spec
 
+pytestmark = pytest.mark.usefixtures("fast_children")
+
 BLOCK_BYTES = 2 * block_tokens(8) * 128 * 4
 """8 tokens of the wide model, 16 of the narrow one, both fp32."""
 NUM_BLOCKS, NUM_HOST_BLOCKS = 600, 100

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.amounts import slow
 from tests.blocks import scaled
 from tests.engine.conftest import ModelBuilder
 from tests.engine.units import (
@@ -16,6 +17,8 @@ from tests.engine.units import (
     submit,
 )
 from tests.oracles import GreedyOracle
+
+pytestmark = pytest.mark.usefixtures("fast_children")
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "mixtral")
 PRESSURE = {
@@ -39,14 +42,7 @@ def oracles(tiny: ModelBuilder) -> Mapping[str, GreedyOracle]:
 
 
 @pytest.mark.timeout(scaled(300, 8))  # Hugging Face generates as many times more tokens
-@pytest.mark.parametrize(
-    "lane",
-    [
-        "adbs",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("temporal", "round-robin")),
-        "mixed",
-    ],
-)
+@pytest.mark.parametrize("lane", ["adbs", *slow("temporal", "round-robin", "mixed")])
 def test_six_families_with_preemption_and_prefix_hits(
     tiny: ModelBuilder, oracles: Mapping[str, GreedyOracle], lane: str
 ) -> None:

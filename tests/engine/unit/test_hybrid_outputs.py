@@ -12,6 +12,7 @@ from muxcluster.core.job import Job, WorkerSpec
 from muxcluster.engine.processes.executor import ProcessExecutor
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.engine.unit.in_process import InProcessExecutor
+from tests.amounts import slow
 from tests.engine.hybrid_units import (
     NUM_BLOCKS,
     Crowd,
@@ -25,6 +26,8 @@ from tests.engine.lockstep import Lockstep
 from tests.engine.units import running
 from tests.oracles import GreedyOracle
 
+pytestmark = pytest.mark.usefixtures("fast_children")
+
 TWO_WORKERS = tuple(WorkerSpec(worker_id, (0.5,)) for worker_id in (0, 1))
 ONE_WORKER = (WorkerSpec(0, (1.0,)),)
 SCARCE_BLOCKS = 280
@@ -33,14 +36,19 @@ DELAYS_S = (0.0, 0.001, 0.003)
 """From a job's launch to the death of a process: on its way, in its copies, in its forward."""
 
 
-@pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize(
-    ("lane", "workers", "partition"),
+    ("lane", "workers", "partition", "prefix_caching"),
     [
-        ("mixed", ONE_WORKER, "none"),
-        ("temporal", ONE_WORKER, "none"),
-        ("adbs", TWO_WORKERS, "none"),
-        ("adbs", TWO_WORKERS, "threads"),
+        ("mixed", ONE_WORKER, "none", False),
+        ("adbs", TWO_WORKERS, "threads", True),
+        *slow(
+            ("mixed", ONE_WORKER, "none", True),
+            ("temporal", ONE_WORKER, "none", False),
+            ("temporal", ONE_WORKER, "none", True),
+            ("adbs", TWO_WORKERS, "none", False),
+            ("adbs", TWO_WORKERS, "none", True),
+            ("adbs", TWO_WORKERS, "threads", False),
+        ),
     ],
 )
 def test_both_classes_put_out_what_hugging_face_does(
@@ -77,7 +85,7 @@ def test_both_classes_put_out_what_hugging_face_does(
     assert (sum(model.prefix_hits for model in models) > 0) == prefix_caching
 
 
-@pytest.mark.parametrize("lane", ["mixed", "temporal"])
+@pytest.mark.parametrize("lane", ["mixed", *slow("temporal")])
 def test_in_a_pool_too_small_for_either_class_too(
     directories: Mapping[str, Path], oracles: Mapping[str, GreedyOracle], lane: str
 ) -> None:
@@ -111,7 +119,10 @@ def test_a_corrupt_frame_of_host_memory_changes_the_output(
         served.crowd.check(oracles)
 
 
-@pytest.mark.parametrize(("lane", "workers"), [("mixed", ONE_WORKER), ("adbs", TWO_WORKERS)])
+@pytest.mark.parametrize(
+    ("lane", "workers"),
+    [*slow(("mixed", ONE_WORKER)), ("adbs", TWO_WORKERS)],
+)
 def test_workers_killed_in_jobs_that_save_and_restore(
     directories: Mapping[str, Path],
     oracles: Mapping[str, GreedyOracle],
@@ -144,7 +155,7 @@ def test_workers_killed_in_jobs_that_save_and_restore(
     assert total(served.stats.models)["saved_slots"] > 0
 
 
-@pytest.mark.parametrize("copies", ["saves", "restores"])
+@pytest.mark.parametrize("copies", [*slow("saves"), "restores"])
 def test_a_memory_owner_killed_in_the_middle(
     directories: Mapping[str, Path], oracles: Mapping[str, GreedyOracle], copies: str
 ) -> None:

@@ -21,6 +21,7 @@ from muxcluster.engine.load.backends import load
 from muxcluster.engine.unit.local import LocalUnitClient
 from muxcluster.http.app import create_app
 from muxcluster.router.backend import RoutedBackend
+from tests.amounts import slow
 from tests.engine.units import (
     check_lengths,
     check_nothing_leaks,
@@ -31,6 +32,8 @@ from tests.engine.units import (
     submit,
 )
 from tests.models import model_spec
+
+pytestmark = pytest.mark.usefixtures("fast_children")
 
 POISON = 300
 """A token that no other test data has: its embedding is NaN."""
@@ -77,7 +80,7 @@ def test_values_alone_are_noticed(tmp_path: Path) -> None:
         load(model_spec(path, "broken"), "cpu")
 
 
-@pytest.mark.parametrize("family", ["llama", "opt", "bloom"])
+@pytest.mark.parametrize("family", ["llama", *slow("opt", "bloom")])
 def test_only_requests_with_a_broken_token_fail(tmp_path: Path, family: str) -> None:
     """Though the others use blocks that held NaN: the pool is small."""
     # tied embeddings would make the token's own logit NaN for all

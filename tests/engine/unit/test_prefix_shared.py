@@ -19,6 +19,8 @@ from tests.engine.tape import TapeCapture
 from tests.engine.units import greedy, prompts, request_of, running, spec_of, submit
 from tests.oracles import GreedyOracle
 
+pytestmark = pytest.mark.usefixtures("fast_children")
+
 SHARED, LONGEST_OWN, NUM_TOKENS = scaled(136, 8), scaled(20, 8), 9
 FAMILIES = ("llama", "qwen2", "opt", "mixtral")
 Asked = dict[str, list[int]]

@@ -14,11 +14,14 @@ from muxcluster.core.job import Job, Side, WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.processes.executor import ProcessExecutor
 from muxcluster.engine.unit.executor_choice import make_executor
+from tests.amounts import slow
 from tests.blocks import block_tokens, scaled
 from tests.engine.live_units import children
 from tests.engine.sharing_loop import SharingLoop, Text
 from tests.models import model_spec
 from tests.oracles import GreedyOracle
+
+pytestmark = pytest.mark.usefixtures("fast_children")
 
 DELAYS_S = (0.0, 0.0005, 0.001)
 """From a job's launch to the death of its worker: on its way, in its copies, in its forward."""
@@ -79,8 +82,10 @@ def check(loop: SharingLoop, texts: list[Text], oracles: Mapping[str, GreedyOrac
     assert min(loop.num_saved, loop.num_restored) > scaled(100, 8)
 
 
-@pytest.mark.parametrize("partition", ["none", "threads"])
-@pytest.mark.parametrize("failures", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("partition", "failures"),
+    [("none", 0.1), ("threads", 0.0), *slow(("none", 0.0), ("threads", 0.1))],
+)
 def test_both_classes_put_out_what_hugging_face_does(
     directories: Mapping[str, Path],
     oracles: Mapping[str, GreedyOracle],
@@ -103,6 +108,7 @@ def test_both_classes_put_out_what_hugging_face_does(
     assert (loop.num_spoiled > 0) == (failures > 0)
 
 
+@pytest.mark.slow
 def test_workers_killed_in_the_middle_of_their_copies(
     directories: Mapping[str, Path], oracles: Mapping[str, GreedyOracle]
 ) -> None:

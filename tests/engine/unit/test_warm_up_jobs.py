@@ -14,10 +14,13 @@ from muxcluster.engine.executor import Outcome
 from muxcluster.engine.processes.executor import ProcessExecutor
 from muxcluster.engine.unit.unit import Unit
 from muxcluster.scheduling.steptime.line import JobWork
+from tests.amounts import slow
 from tests.engine.fakes import FakeExecutor, Sink, expected, fake_spec, request
 from tests.engine.hybrid_units import hybrid_spec
 from tests.engine.live_units import children
 from tests.engine.units import check_nothing_leaks
+
+pytestmark = pytest.mark.usefixtures("fast_children")
 
 LADDER = (0.5, 1.0)
 BOTH = (WorkerSpec(0, LADDER), WorkerSpec(1, LADDER))
@@ -181,7 +184,7 @@ class KilledExecutor(ProcessExecutor):
             self.num_killed += 1
 
 
-@pytest.mark.parametrize("victim", ["mux-worker-0", "owner"])
+@pytest.mark.parametrize("victim", [*slow("mux-worker-0"), "owner"])
 def test_a_process_killed_while_it_tries(directories: Mapping[str, Path], victim: str) -> None:
     spec = hybrid_spec(directories, partition="threads")
     executor = KilledExecutor(spec)

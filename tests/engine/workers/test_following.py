@@ -32,6 +32,8 @@ from tests.engine.processes.test_admissions import job_of
 from tests.engine.units import check_nothing_leaks, greedy, running, spec_of, submit
 from tests.oracles import GreedyOracle
 
+pytestmark = pytest.mark.usefixtures("fast_children")
+
 FAMILIES = ("llama", "opt")
 
 

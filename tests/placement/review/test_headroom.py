@@ -18,8 +18,9 @@ from muxcluster.placement.review.idle import idle_gpus
 from muxcluster.placement.search.gpus import kinds_of
 from muxcluster.placement.search.layout import EASY, UnitBuilder
 from muxcluster.placement.shapes.known import SHAPES
+from tests.amounts import examples
 
-FAST = settings(deadline=None, max_examples=15)
+FAST = settings(deadline=None, max_examples=examples(4, 15))
 SLO = {"ttft_s": 1.0, "tpot_s": 0.06}
 
 
