@@ -125,9 +125,9 @@ def test_a_group_dissolves_when_its_members_end_and_forms_again() -> None:
     assert groups.of(rows) is first, "the same question is answered twice"
     assert groups.of(rows[1:]) is None
     columns, _ = sequences.close(int(rows[0]))
-    groups._columns.detach(columns)
+    groups._columns.detach(columns, 1)
     assert groups.of(rows[1:]) is None
-    groups._columns.attach(columns)
+    groups._columns.attach(columns, 1)
     sequences.open(int(rows[0]), 1, columns)
     again = groups.of(rows)
     assert again is not None and again.tokens.tolist() == [16, 16, 0]

@@ -62,7 +62,7 @@ class ModelRunner:
         cache of its own (Slab), on any device, and are waited for. masks: what tells which tokens
         constraints allow; None: no request with one can be admitted.
         """
-        self._sampling = SequenceSampling(spec.max_seqs, spec.vocab_size, spec.eos_token_ids)
+        self._sampling = SequenceSampling(spec.num_rows, spec.vocab_size, spec.eos_token_ids)
         self._prompts = PromptPositions()
         self._constrained = ConstrainedRows(spec, arena.history, masks)
         self._runs_in_pieces = capture is None and isinstance(forward, FusedDecoder)
@@ -76,6 +76,7 @@ class ModelRunner:
                 self._sampling,
                 self._prompts,
                 self._constrained,
+                spec.max_seqs,
             )
             self._steps = DeviceSteps(model, capture)
             return

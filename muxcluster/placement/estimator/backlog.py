@@ -133,7 +133,7 @@ class Backlogged:
             costs.append(
                 tenant.cost
                 if work is None or more == 0
-                else MergedCost(tenant.cost, work.cost, more / rates[-1], tenant.cost.max_rows)
+                else MergedCost(tenant.cost, work.cost, more / rates[-1], work.cost.max_rows)
             )
         # quotas move to where memory is used, and batch work takes what is idle of any
         tenants = tuple(
