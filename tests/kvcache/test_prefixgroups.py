@@ -26,7 +26,7 @@ def held(paths: Sequence[Path], least: int) -> tuple[PrefixGroups, SequenceTable
         ids = []
         for depth in range(1, len(path) + 1):
             if path[:depth] in nodes:
-                columns.attach(np.array([nodes[path[:depth]]]))
+                columns.attach(np.array([nodes[path[:depth]]]), 1)
             else:
                 one = np.ones(1, dtype=np.uint8)
                 nodes[path[:depth]] = int(columns.add(np.zeros((1, 2), np.int32), one)[0])

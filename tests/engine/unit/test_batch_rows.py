@@ -57,6 +57,12 @@ def test_more_rows_than_max_seqs_decode_at_once(
     assert oracle.num_near_ties <= 1
     decoding = [int(job.rows.samples.sum()) for job in unit.jobs]
     assert MAX_SEQS + 5 < max(decoding) <= MAX_SEQS + BATCH_SEQS
+    again = [replace(each, request_id=f"{each.request_id}/again") for each in asked[-MAX_SEQS:]]
+    repeated = unit.run(again)
+    assert all(
+        repeated[f"{each.request_id}/again"] == tokens[each.request_id]
+        for each in asked[-MAX_SEQS:]
+    )
     assert capture is None or capture.replays > 0
 
 
