@@ -376,11 +376,12 @@ def load(unit: UnitSpec) -> tuple[LoadedModel, ...]:
 
 def _loaded(model: ModelSpec, forward: Any, arena: Any) -> LoadedModel:
     runs_tokens: TokenForward = forward
-    sampling = SequenceSampling(model.max_seqs, model.vocab_size, model.eos_token_ids)
+    sampling = SequenceSampling(model.num_rows, model.vocab_size, model.eos_token_ids)
     own = arena.model(model.name)
     constrained = ConstrainedRows(model, own.history, None)
+    prompts = PromptPositions()
     return LoadedModel(
-        model.name, runs_tokens, arena.pool, own, sampling, PromptPositions(), constrained
+        model.name, runs_tokens, arena.pool, own, sampling, prompts, constrained, model.max_seqs
     )
 
 

@@ -13,10 +13,7 @@ from muxcluster.core.unitspec import SchedulerSpec
 from muxcluster.placement.cost import Profile
 from muxcluster.placement.execution import CannotRun, UnitPolicy, check_partition
 from muxcluster.placement.hardware import GIB, Gpu, cpu, gpu_named, local_cores, local_memory_bytes
-from muxcluster.placement.memory import (
-    block_bytes,
-    sequence_blocks,
-)
+from muxcluster.placement.memory import batch_seqs, block_bytes, sequence_blocks
 from muxcluster.placement.problem import Backlog, Demand, Limits, Node, Problem
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -32,13 +29,12 @@ def problem(config: Config, nodes: tuple[Node, ...]) -> Problem:
     """
     demands = tuple(_demand(model, dtype_of(config, model, nodes)) for model in config.models)
     policy = config.policy
+    limits = _limits(policy, demands, is_modest=runs_on_cpus(config, nodes))
+    most_rows = policy.max_decode_rows
     return Problem(
-        demands,
+        tuple(replace(each, batch_seqs=batch_seqs(each, limits, most_rows)) for each in demands),
         nodes,
-        replace(
-            _limits(policy, demands, is_modest=runs_on_cpus(config, nodes)),
-            parked_bytes=_parked_bytes(config, nodes),
-        ),
+        replace(limits, parked_bytes=_parked_bytes(config, nodes)),
         objective=policy.objective,
         profiles=tuple(_profiles(config)),
         policy=_unit_policy(config, nodes),

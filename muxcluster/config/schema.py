@@ -133,7 +133,9 @@ class ModelSection(Section):
     max_model_len: Count | None = None
     """Longest prompt plus output; by default the model's own."""
     max_seqs: Count = 64
-    """Most sequences that hold KV at once."""
+    """Most interactive requests that hold KV at once. Batch requests have rows beside these, so
+    that a decode job can be full (`policy.max_decode_rows`); fewer where `policy.kv_gb` holds less,
+    and half a GiB of block tables at most."""
     backend: Literal["auto", "paged", "dense"] = "auto"
     """`paged` (our attention in place of the model's), `dense` (the model's own attention and
     cache, any kind that transformers loads), `auto`: paged where the model allows it."""

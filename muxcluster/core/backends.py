@@ -8,6 +8,9 @@ from muxcluster.core.unitspec import ModelSpec, UnitSpec
 
 PAGED, DENSE = "paged", "dense"
 
+# Names in a configuration of how far layers look back, or of blocks that they do not look beyond.
+WINDOW_NAMES = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")
+
 
 @dataclass(frozen=True, slots=True)
 class ModelBackend:
@@ -18,13 +21,15 @@ class ModelBackend:
     slab_blocks: int = 0  # blocks of the pool whose memory its padded batches take
     is_positional: bool = True  # its cache is one entry a token, so prefixes can be shared
     padded: PaddedLimit | None = None  # see `ModelSpec.padded`
+    is_unordered: bool = False  # see `ModelSpec.is_unordered`
 
 
 def as_loaded(spec: UnitSpec, backends: Sequence[ModelBackend]) -> UnitSpec:
     """Return the spec for scheduler and workers once the models are loaded.
 
-    The pool is smaller by the memory of padded batches, and models whose cache is not one entry a
-    token share no prefixes. Models that `backends` does not name stay as they are in `spec`.
+    The pool is smaller by the memory of padded batches; models whose cache is not one entry a token
+    share no prefixes, and those that take them in order share none across classes. Models that
+    `backends` does not name stay as they are in `spec`.
     """
     found = {each.model: each for each in backends}
     models = tuple(_loaded(model, found.get(model.name)) for model in spec.models)
@@ -41,4 +46,5 @@ def _loaded(spec: ModelSpec, backend: ModelBackend | None) -> ModelSpec:
         prefix_caching=spec.prefix_caching and backend.is_positional,
         padded=backend.padded,
         is_positional=backend.is_positional,
+        is_unordered=backend.is_unordered,
     )

@@ -28,7 +28,10 @@ class ModelSpec:
     # "int8", "int4" or "fp8": the linears of an ordinary checkpoint are quantised when it is loaded
     # (`WeightFormat`); "": weights stay as they are stored, quantised or not
     quantize: str = ""
-    max_seqs: int = 64  # most sequences that hold KV at the same time
+    # Most interactive sequences that hold KV at the same time, and rows that batch ones have beside
+    # these: batch sequences also take rows that interactive ones leave free
+    max_seqs: int = 64
+    batch_seqs: int = 0
     prefix_caching: bool = True
     # rate_per_s, mean_prompt_tokens, mean_output_tokens: expectations of the plan; the scheduler
     # starts from them and then measures
@@ -43,10 +46,18 @@ class ModelSpec:
     trust_remote_code: bool = False  # code in its directory may run
     padded: PaddedLimit | None = None  # of its padded batches, if any; known once it is loaded
     is_positional: bool = True  # its cache is one entry a token; known once it is loaded
+    # Its attention takes the tokens of a full block in any order, so both classes share prefixes:
+    # paged, without sliding windows; known once it is loaded
+    is_unordered: bool = True
     residency: Residency = Residency.ALWAYS
     # What it takes of `UnitSpec.resident_bytes` while it is resident: weights, tables, histories
     resident_bytes: int = 0
     wake_s: float = 0.0  # predicted seconds until parked weights are resident again
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences of both classes that may hold KV at the same time."""
+        return self.max_seqs + self.batch_seqs
 
 
 @dataclass(frozen=True, slots=True)

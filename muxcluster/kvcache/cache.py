@@ -71,9 +71,9 @@ class ModelCache:
         is_batch = self._lent.is_batch(OWNER_BIT[side])
         return self._ledger.headroom(self.name, is_batch=is_batch)
 
-    def finds(self, hashes: Sequence[bytes], side: Side) -> bool:
+    def finds(self, hashes: Sequence[bytes]) -> bool:
         """True where a cached prefix stands at the beginning of the chain `hashes`."""
-        return self._kv.prefix.has_first(hashes, OWNER_BIT[side])
+        return self._kv.prefix.has_first(hashes)
 
     def open(self, row: int, hashes: Sequence[bytes], side: Side = Side.LEFT) -> int:
         """Begin a sequence on a closed row and attach the longest cached prefix.
@@ -85,20 +85,12 @@ class ModelCache:
         if not hashes:
             kv.sequences.open(row, owner, kv.nothing.columns)
             return 0
-        columns, is_batch = kv.prefix.match(hashes, owner), self._lent.is_batch(owner)
-        if not is_batch:
-            columns = self._affordable(columns)
-        revived = columns[kv.columns.refs[columns] == 0]
+        columns = kv.prefix.match(hashes)
+        if not self._lent.is_batch(owner):
+            columns = self._cached.affordable(kv, columns)
         kv.sequences.open(row, owner, columns)
-        kv.columns.attach(columns)
-        self._cached.revive(kv, revived, owner, is_batch=is_batch)
+        self._cached.attach(kv, columns, owner)
         return len(columns) * kv.block_tokens
-
-    def _affordable(self, columns: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the first of `columns` that the quota allows to be read."""
-        store = self._kv.columns
-        cost = np.cumsum(store.refs[columns] == 0) * store.blocks_per_column
-        return columns[: cost.searchsorted(self._ledger.quota_left(self.name), side="right")]
 
     def grow(self, rows: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> TableDelta | Shortage:
         """Make room for num_tokens[i] tokens in rows[i] (open, distinct), all or nothing.
@@ -137,14 +129,12 @@ class ModelCache:
         """
         kv = self._kv
         owner = int(kv.sequences.owners[row])
-        is_batch, taken = self._lent.is_batch(owner), self._lent.close(kv, row)
+        taken = self._lent.close(kv, row)
         columns, num_counted = kv.sequences.close(row)
         self._ledger.give(self.name, num_counted * kv.columns.blocks_per_column)
         if len(columns) == 0:
             return
-        unread = columns[kv.columns.detach(columns)]
-        # Deepest first: see EvictionOrder.
-        self._cached.retire(kv, unread[::-1], owner, is_batch=is_batch)
+        self._cached.detach(kv, columns, owner)
         if len(taken):
             self._lent.take_back(taken)
 
@@ -193,7 +183,9 @@ class KvCache:
         }
         self._ledger = BlockLedger(num_blocks, dict.fromkeys(models_kv, num_blocks))
         self._ledger.set_quotas(quotas)
-        self._cached = CachedColumns(pool, self._ledger, models_kv)
+        self._cached = CachedColumns(
+            pool, self._ledger, models_kv, is_bidirectional=is_bidirectional
+        )
         self.pins = self._cached.pins
         self._lent = LentState(
             pool, self._ledger, models_kv, num_host_blocks, is_on=is_bidirectional

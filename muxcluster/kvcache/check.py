@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from muxcluster.kvcache.eviction import EvictionOrder
 from muxcluster.kvcache.lending.blocks import NO_BLOCK
-from muxcluster.kvcache.lending.state import BOTH, LEFT, RIGHT, LentState
+from muxcluster.kvcache.lending.state import BOTH, LentState
 from muxcluster.kvcache.model import ModelKv
-from muxcluster.kvcache.pool import OWNER_BIT
+from muxcluster.kvcache.pool import LEFT, OWNER_BIT, RIGHT
 
 
 def check_owners(state: LentState) -> None:
@@ -52,10 +52,12 @@ def check_counts(state: LentState, kv: ModelKv, order: EvictionOrder) -> None:
     assert held == state.ledger.batch_used(name), f"{name}: batch blocks are miscounted"
     cached = np.count_nonzero(live & ~read) * per_column
     assert cached == state.ledger.cached(name), f"{name}: cached blocks are miscounted"
-    published = {int(c) for bit in OWNER_BIT.values() for c in kv.prefix.published(bit)}
+    published = set(kv.prefix.published().tolist())
     evictable = {column for model, column in order if model == name}
     unread = set(np.flatnonzero(live & ~read).tolist())
     assert evictable == unread, f"{name}: unread columns and the eviction order differ"
+    first = {column for model, column in order.batch_class if model == name}
+    assert not columns.was_left[list(first)].any(), f"{name}: an interactive prefix goes first"
     assert unread <= published, f"{name}: a cached column cannot be found"
 
 

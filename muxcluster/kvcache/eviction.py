@@ -1,40 +1,48 @@
 """Unread columns in the prefix cache: their order of eviction, pins, and how they are given up."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.job import Side
 from muxcluster.kvcache.model import ModelKv
-from muxcluster.kvcache.pool import OWNER_BIT, BlockLedger, BlockPool
+from muxcluster.kvcache.pool import LEFT, RIGHT, BlockLedger, BlockPool
 
 Entry = tuple[str, int]  # a model's name and one of its columns
 
 
 class EvictionOrder:
-    """Unread cached columns: of the batch class (right side), then interactive ones, then pinned.
+    """Unread cached columns: those that only batch sequences read, then others, then pinned ones.
 
     Least recently released first. A sequence that closes adds its columns deepest first, and a
-    reader or a pin of a column holds its ancestors too; so children always stand before their
-    parents and eviction is leaf-first.
+    reader or a pin of a column holds its ancestors too, which interactive sequences read if they
+    read the column; so children always stand before their parents and eviction is leaf-first.
     """
 
     def __init__(self) -> None:
-        self._entries: dict[int, OrderedDict[Entry, None]] = {
-            OWNER_BIT[side]: OrderedDict() for side in (Side.RIGHT, Side.LEFT)
-        }
+        self._batch: OrderedDict[Entry, None] = OrderedDict()
+        self._others: OrderedDict[Entry, None] = OrderedDict()
         self._pinned: OrderedDict[Entry, None] = OrderedDict()
         self.num_pinned: Counter[str] = Counter()  # pinned columns here, by model
 
     def __len__(self) -> int:
-        return sum(map(len, self._entries.values())) + len(self._pinned)
+        return sum(map(len, self._queues))
 
     def __iter__(self) -> Iterator[Entry]:
-        return chain(chain.from_iterable(self._entries.values()), self._pinned)
+        return chain.from_iterable(self._queues)
+
+    @property
+    def _queues(self) -> tuple[OrderedDict[Entry, None], ...]:
+        """The queues, in the order in which they are emptied."""
+        return self._batch, self._others, self._pinned
+
+    @property
+    def batch_class(self) -> Set[Entry]:
+        """Those that only batch sequences read, without pinned ones."""
+        return self._batch.keys()
 
     def is_pinned(self, entry: Entry) -> bool:
         """True where it is here and pinned."""
@@ -45,48 +53,60 @@ class EvictionOrder:
         model: str,
         columns: Sequence[int],
         holders: Sequence[int | None],
-        owner: int,
+        was_left: Sequence[bool],
         pinned: frozenset[int] = frozenset(),
     ) -> None:
         """Add `columns` that were released in this order; holders[i] publishes the i-th one's key.
 
-        Those that hold their own key are added; other holders are renewed where they are here.
+        was_left[i]: an interactive sequence held that column. Those that hold their own key are
+        added; other holders are renewed where they are here.
         """
-        entries = self._entries[owner]
-        for column, holder in zip(columns, holders, strict=True):
+        for column, holder, is_left in zip(columns, holders, was_left, strict=True):
             if holder == column:
                 if column in pinned:
                     self._add_pinned((model, column))
                 else:
-                    entries[model, column] = None
+                    self._queue(is_left)[model, column] = None
             elif holder is not None:
-                for queue in (entries, self._pinned):
-                    if (model, holder) in queue:
-                        queue.move_to_end((model, holder))
+                self._renew((model, holder), is_left)
 
-    def remove(self, entries: Iterable[Entry], owner: int) -> None:
+    def _queue(self, is_left: bool) -> OrderedDict[Entry, None]:
+        return self._others if is_left else self._batch
+
+    def _renew(self, entry: Entry, is_left: bool) -> None:
+        if is_left and entry in self._batch:
+            del self._batch[entry]
+            self._others[entry] = None
+        for queue in self._queues:
+            if entry in queue:
+                queue.move_to_end(entry)
+
+    def remove(self, entries: Iterable[Entry]) -> None:
         """Remove `entries`, which are all here and got a reader again."""
         for entry in entries:
             if entry in self._pinned:
                 self._forget_pinned(entry)
             else:
-                del self._entries[owner][entry]
+                self._take(entry)
 
-    def pin(self, model: str, columns: Sequence[int], owner: int) -> None:
+    def _take(self, entry: Entry) -> None:
+        del (self._batch if entry in self._batch else self._others)[entry]
+
+    def pin(self, model: str, columns: Sequence[int]) -> None:
         """Pin `columns` (all here, deepest first): they are evicted after all others."""
         for column in columns:
             entry = model, column
             if entry in self._pinned:
                 self._pinned.move_to_end(entry)
             else:
-                del self._entries[owner][entry]
+                self._take(entry)
                 self._add_pinned(entry)
 
-    def unpin(self, model: str, columns: Sequence[int], owner: int) -> None:
+    def unpin(self, model: str, columns: Sequence[int], was_left: Sequence[bool]) -> None:
         """Unpin `columns` (pinned, deepest first), as if they had been released just now."""
-        for column in columns:
+        for column, is_left in zip(columns, was_left, strict=True):
             self._forget_pinned((model, column))
-            self._entries[owner][model, column] = None
+            self._queue(is_left)[model, column] = None
 
     def take(self, blocks: int, sizes: Mapping[str, int]) -> dict[str, list[int]]:
         """Remove entries until they hold `blocks` blocks; return the columns of each model.
@@ -94,7 +114,7 @@ class EvictionOrder:
         sizes: blocks of a column. Raises AssertionError where there are fewer blocks.
         """
         taken: dict[str, list[int]] = {}
-        for entries in (*self._entries.values(), self._pinned):
+        for entries in self._queues:
             while blocks > 0 and entries:
                 model, column = entries.popitem(last=False)[0]
                 taken.setdefault(model, []).append(column)
@@ -115,7 +135,6 @@ class EvictionOrder:
 
 class _Pin(NamedTuple):
     kv: ModelKv
-    owner: int
     keys: tuple[bytes, ...]
 
 
@@ -130,7 +149,7 @@ class Pins:
         self._models = models
         self._order = order
         self._pins: dict[str, _Pin] = {}
-        self._counts = {owner: Counter[bytes]() for owner in OWNER_BIT.values()}
+        self._counts: Counter[bytes] = Counter()
 
     @property
     def idle_blocks(self) -> int:
@@ -138,85 +157,140 @@ class Pins:
         counts = self._order.num_pinned.items()
         return sum(self._models[name].columns.blocks_per_column * count for name, count in counts)
 
-    def add(self, pin_id: str, model: str, hashes: Sequence[bytes], side: Side) -> None:
+    def add(self, pin_id: str, model: str, hashes: Sequence[bytes]) -> None:
         """Pin the blocks of the chain `hashes`, instead of what the same id had pinned."""
         self.remove(pin_id)
-        pin = self._pins[pin_id] = _Pin(self._models[model], OWNER_BIT[side], tuple(hashes))
-        self._counts[pin.owner].update(pin.keys)
-        self._order.pin(model, self._unread(pin, pin.keys), pin.owner)
+        pin = self._pins[pin_id] = _Pin(self._models[model], tuple(hashes))
+        self._counts.update(pin.keys)
+        self._order.pin(model, self._unread(pin, pin.keys))
 
     def remove(self, pin_id: str) -> None:
         """Remove the pin; an unknown one is ignored."""
         pin = self._pins.pop(pin_id, None)
         if pin is None:
             return
-        counts = self._counts[pin.owner]
-        counts.subtract(pin.keys)
-        freed = [key for key in pin.keys if not counts[key]]
+        self._counts.subtract(pin.keys)
+        freed = [key for key in pin.keys if not self._counts[key]]
         for key in freed:
-            del counts[key]
-        self._order.unpin(pin.kv.model.name, self._unread(pin, freed), pin.owner)
+            del self._counts[key]
+        unread = self._unread(pin, freed)
+        self._order.unpin(pin.kv.model.name, unread, pin.kv.columns.was_left[unread].tolist())
 
-    def among(self, kv: ModelKv, columns: Sequence[int], owner: int) -> frozenset[int]:
-        """Return those of `columns` (of one side) that are pinned."""
-        counts = self._counts[owner]
-        if not counts:
+    def among(self, kv: ModelKv, columns: Sequence[int]) -> frozenset[int]:
+        """Return those of `columns` that are pinned."""
+        if not self._counts:
             return frozenset()
         keys = zip(columns, kv.prefix.keys(columns), strict=True)
-        return frozenset(column for column, key in keys if key in counts)
+        return frozenset(column for column, key in keys if key in self._counts)
 
     def _unread(self, pin: _Pin, keys: Sequence[bytes]) -> list[int]:
         """Return the unread cached columns that hold `keys`, deepest first."""
-        columns = pin.kv.prefix.holders(keys, pin.owner)
+        columns = pin.kv.prefix.holders(keys)
         refs = pin.kv.columns.refs
         return [column for column in reversed(columns) if refs[column] == 0]
 
     def check(self) -> None:
         """Raise AssertionError where other columns than pinned ones are in the pinned queue."""
-        for owner, counts in self._counts.items():
-            keys = [key for pin in self._pins.values() if pin.owner == owner for key in pin.keys]
-            assert counts == Counter(keys), "pins are miscounted"
+        keys = [key for pin in self._pins.values() for key in pin.keys]
+        assert self._counts == Counter(keys), "pins are miscounted"
         found = Counter[str]()
         for name, column in self._order:
-            kv = self._models[name]
-            is_pinned = column in self.among(kv, (column,), int(kv.columns.owners[column]))
+            is_pinned = column in self.among(self._models[name], (column,))
             assert is_pinned == self._order.is_pinned((name, column)), "pinned in the wrong queue"
             found[name] += is_pinned
         assert +found == +self._order.num_pinned, "pinned columns are miscounted"
 
 
 class CachedColumns:
-    """Keeps, revives and evicts unread columns of all models of a unit."""
+    """Gives columns readers and takes them away; keeps and evicts unread ones, of all models."""
 
-    def __init__(self, pool: BlockPool, ledger: BlockLedger, models: Mapping[str, ModelKv]) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        ledger: BlockLedger,
+        models: Mapping[str, ModelKv],
+        *,
+        is_bidirectional: bool,
+    ) -> None:
+        """is_bidirectional: blocks that only batch sequences read are counted apart."""
         self._pool, self._ledger, self._models = pool, ledger, models
+        self._is_bidirectional = is_bidirectional
         self.order = EvictionOrder()
         self.pins = Pins(models, self.order)
 
-    def retire(
-        self, kv: ModelKv, columns: NDArray[np.int32], owner: int, *, is_batch: bool
-    ) -> None:
+    def affordable(self, kv: ModelKv, columns: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the first of `columns` (int32 [n]) that the quota lets a sequence of it read."""
+        store = kv.columns
+        refs = store.left_refs if self._is_bidirectional else store.refs
+        cost = np.cumsum(refs[columns] == 0) * store.blocks_per_column
+        quota_left = self._ledger.quota_left(kv.model.name)
+        return columns[: cost.searchsorted(quota_left, side="right")]
+
+    def attach(self, kv: ModelKv, columns: NDArray[np.int32], owner: int) -> None:
+        """Give published `columns` (int32 [n]) a reader of the side `owner`.
+
+        What an interactive sequence reads is charged to that class.
+        """
+        store, name = kv.columns, kv.model.name
+        is_unread = store.refs[columns] == 0
+        unread = columns[is_unread]
+        # read by batch sequences alone until now
+        joined = ~is_unread & (store.left_refs[columns] == 0) & (owner == LEFT)
+        store.attach(columns, owner)
+        self.order.remove((name, column) for column in unread.tolist())
+        self._ledger.revive(
+            name, len(unread) * store.blocks_per_column, is_batch=self._is_apart(owner)
+        )
+        self._turn(kv, unread[store.owners[unread] != owner], owner)
+        self._recharge(kv, columns[joined], owner)
+
+    def detach(self, kv: ModelKv, columns: NDArray[np.int32], owner: int) -> None:
+        """Take a reader of the side `owner` from `columns` (int32 [n], in order); it holds no more.
+
+        Unread ones are kept or freed; what only batch sequences go on reading is charged to these.
+        """
+        is_unread = kv.columns.detach(columns, owner)
+        # Deepest first: see EvictionOrder.
+        self._retire(kv, columns[is_unread][::-1], is_batch=self._is_apart(owner))
+        if owner == LEFT:
+            others = columns[~is_unread]
+            self._recharge(kv, others[kv.columns.left_refs[others] == 0], RIGHT)
+
+    def _is_apart(self, owner: int) -> bool:
+        """True where blocks of that side alone are counted apart, without a quota."""
+        return self._is_bidirectional and owner == RIGHT
+
+    def _recharge(self, kv: ModelKv, columns: NDArray[np.int32], owner: int) -> None:
+        """Charge `columns` (int32 [n]), which have readers, to the class of the other side."""
+        if len(columns) == 0:
+            return
+        self._turn(kv, columns, owner)
+        if self._is_bidirectional:
+            blocks = len(columns) * kv.columns.blocks_per_column
+            self._ledger.recharge(kv.model.name, blocks, is_batch=owner == RIGHT)
+
+    def _turn(self, kv: ModelKv, columns: NDArray[np.int32], owner: int) -> None:
+        """Make the side `owner` the owner of `columns` (int32 [n]) of the other side."""
+        if len(columns):
+            self._pool.turn(kv.columns.blocks[columns].ravel(), owner)
+            kv.columns.owners[columns] = owner
+
+    def _retire(self, kv: ModelKv, columns: NDArray[np.int32], *, is_batch: bool) -> None:
         """Keep or free `columns` (int32 [n], deepest first), whose last reader left."""
-        leaving = columns.tolist()
-        holders = kv.prefix.retire(leaving, owner)
-        pinned = self.pins.among(kv, leaving, owner)
-        self.order.release(kv.model.name, leaving, holders, owner, pinned)
+        leaving, name, store = columns.tolist(), kv.model.name, kv.columns
+        holders = kv.prefix.retire(leaving)
+        was_left = store.was_left[columns].tolist()
+        for holder, is_left in zip(holders, was_left, strict=True):
+            if holder is not None and is_left:  # it stands for what an interactive sequence held
+                store.was_left[holder] = True
+        self.order.release(name, leaving, holders, was_left, self.pins.among(kv, leaving))
         is_freed = [holder != column for column, holder in zip(leaving, holders, strict=True)]
         freed = columns[np.array(is_freed, dtype=np.bool_)]
         if len(freed):
             self._free(kv, freed)
-        name, per_column = kv.model.name, kv.columns.blocks_per_column
-        self._ledger.give(name, len(freed) * per_column, is_batch=is_batch)
+        self._ledger.give(name, len(freed) * store.blocks_per_column, is_batch=is_batch)
         num_kept = len(columns) - len(freed)
-        self._ledger.cache(name, num_kept * per_column, is_batch=is_batch)
-
-    def revive(
-        self, kv: ModelKv, columns: NDArray[np.int32], owner: int, *, is_batch: bool
-    ) -> None:
-        """Take `columns` (int32 [n], unread) out of the eviction order: they get a reader."""
-        self.order.remove(((kv.model.name, column) for column in columns.tolist()), owner)
-        blocks = len(columns) * kv.columns.blocks_per_column
-        self._ledger.revive(kv.model.name, blocks, is_batch=is_batch)
+        self._ledger.cache(name, num_kept * store.blocks_per_column, is_batch=is_batch)
 
     def make_room(self, blocks: int) -> None:
         """Evict until `blocks` blocks are free or nothing is left to evict."""
@@ -230,7 +304,7 @@ class CachedColumns:
         for name, columns in self.order.take(blocks, sizes).items():
             kv = self._models[name]
             ids = np.array(columns, dtype=np.int32)
-            kv.prefix.forget(columns, kv.columns.owners[ids].tolist())
+            kv.prefix.forget(columns)
             self._free(kv, ids)
             self._ledger.evict(name, len(columns) * kv.columns.blocks_per_column)
 

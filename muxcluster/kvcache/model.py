@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from muxcluster.core.job import TableDelta
 from muxcluster.core.kvshape import KvShape
 from muxcluster.kvcache.lending.blocks import ColumnsOverLent, LentColumns
-from muxcluster.kvcache.pool import OWNER_BIT
+from muxcluster.kvcache.pool import LEFT
 from muxcluster.kvcache.prefix import PrefixGroups, PrefixIndex
 from muxcluster.kvcache.tables import ColumnStore, Lack, SequenceTable, array_bytes
 
@@ -123,7 +123,7 @@ class ModelKv:
             blocks = np.empty((len(hashes), 0), dtype=np.int32)
             owners = np.full(len(hashes), owner, dtype=np.uint8)
             sequences.name(row, self.columns.add(blocks, owners))
-        self.prefix.commit(sequences.columns[row, place], hashes, owner)
+        self.prefix.commit(sequences.columns[row, place], hashes)
 
     def num_held(self, num_tokens: NumTokens) -> NumTokens:
         """Return how many places so many tokens may fill: see `KvModel.is_positional`."""
@@ -153,12 +153,10 @@ class ModelKv:
         held = self.sequences.columns[self.sequences.entries(rows)]
         refs = np.bincount(held, minlength=len(self.columns.refs))
         assert (refs == self.columns.refs).all(), "reference counts differ from the tables"
-        owners = np.repeat(self.sequences.owners, self.sequences.num_named)
-        assert (self.columns.owners[held] == owners).all(), "a table holds the other side's column"
+        is_left = np.repeat(self.sequences.owners == LEFT, self.sequences.num_named)
+        left_refs = np.bincount(held[is_left], minlength=len(self.columns.refs))
+        assert (left_refs == self.columns.left_refs).all(), "left readers differ from the tables"
         assert self.columns.owners[self.prefix.keyed()].all(), "a free column has a key"
-        for bit in OWNER_BIT.values():
-            published = self.prefix.published(bit)
-            assert (self.columns.owners[published] == bit).all(), "published on the wrong side"
 
 
 def _read_only(array: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -105,6 +105,11 @@ class BlockLedger:
         """Count cached blocks as used: they got a reader."""
         self.cache(model, -blocks, is_batch=is_batch)
 
+    def recharge(self, model: str, blocks: int, *, is_batch: bool) -> None:
+        """Charge blocks of one class of the model to the other; is_batch: to batch sequences."""
+        self._batch[model] += blocks if is_batch else -blocks
+        self._used[model] -= blocks if is_batch else -blocks
+
     def lend(self, model: str, blocks: int, *, is_batch: bool = True) -> None:
         """Count used blocks of batch (or other) sequences as lent; negative: as used again."""
         (self._batch if is_batch else self._used)[model] -= blocks
@@ -132,6 +137,7 @@ class BlockLedger:
 
 # A left and a right owner may hold the same block (BROS §5).
 OWNER_BIT = {Side.LEFT: 1, Side.RIGHT: 2}
+LEFT, RIGHT = OWNER_BIT[Side.LEFT], OWNER_BIT[Side.RIGHT]
 
 
 class IdStack:
@@ -203,6 +209,12 @@ class BlockPool:
         held = self._owners[places]
         assert not np.count_nonzero(held & owner), "a block is owned twice on a side"
         self._owners[places] = held | owner
+
+    def turn(self, ids: NDArray[np.int32], owner: int) -> None:
+        """Make `owner` the only owner of blocks `ids` (int32 [n], distinct) of the other side."""
+        places = ids.astype(np.intp)
+        assert (self._owners[places] == LEFT + RIGHT - owner).all(), "a block has another owner"
+        self._owners[places] = owner
 
     def drop(self, ids: NDArray[np.integer], owner: int) -> None:
         """Drop ownership of one side: see `release`."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.kvcache.pool import IdStack
+from muxcluster.kvcache.pool import LEFT, IdStack
 
 
 def array_bytes(*owners: object) -> int:
@@ -29,7 +29,11 @@ class ColumnStore:
         self.num_ids = blocks_per_column if has_block_ids else 0
         self.blocks = np.zeros((num_columns, self.num_ids), dtype=np.int32)  # ids, layer-major
         self.refs = np.zeros(num_columns, dtype=np.int32)  # live sequences that read the column
-        # Owner bit of the side it was filled from, 0 for a free column.
+        self.left_refs = np.zeros(num_columns, dtype=np.int32)  # left ones among them
+        # A left sequence holds it or held it: it is evicted after those that only right ones read.
+        self.was_left = np.zeros(num_columns, dtype=np.bool_)
+        # Owner bit of its blocks, 0 for a free column: left while a left sequence reads it, else
+        # right; of an unread one, that of the last reader.
         self.owners = np.zeros(num_columns, dtype=np.uint8)
         self._free = IdStack(num_columns)
 
@@ -40,6 +44,7 @@ class ColumnStore:
         self.blocks[places] = blocks
         self.owners[places] = owners
         self.refs[places] = 1
+        self.left_refs[places] = self.was_left[places] = owners == LEFT
         return columns
 
     def remove(
@@ -54,20 +59,30 @@ class ColumnStore:
         blocks = self.blocks[places].ravel()
         owners = self.owners[places]
         self.owners[places] = 0
+        self.was_left[places] = False
         self._free.give(columns)
         if np.count_nonzero(owners == owners[0]) == len(owners):
             return blocks, owners[0]  # most often, and faster than to repeat it
         return blocks, owners.repeat(self.num_ids)
 
-    def attach(self, columns: NDArray[np.int32]) -> None:
-        """Add a reader to each of `columns` (distinct)."""
-        self.refs[columns] += 1
+    def attach(self, columns: NDArray[np.int32], owner: int) -> None:
+        """Add a reader of the side `owner` to each of `columns` (distinct)."""
+        places = columns.astype(np.intp)
+        self.refs[places] += 1
+        if owner == LEFT:
+            self.left_refs[places] += 1
+            self.was_left[places] = True
 
-    def detach(self, columns: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Remove a reader from each of `columns` (distinct); return where none is left, [n]."""
+    def detach(self, columns: NDArray[np.int32], owner: int) -> NDArray[np.bool_]:
+        """Remove a reader of the side `owner` from each of `columns` (distinct).
+
+        Returns where none is left, bool [n].
+        """
         places = columns.astype(np.intp)
         refs = self.refs[places] - 1
         self.refs[places] = refs
+        if owner == LEFT:
+            self.left_refs[places] -= 1
         unread: NDArray[np.bool_] = refs == 0
         return unread
 
@@ -82,7 +97,14 @@ class ColumnStore:
         assert not self.owners[self._free.ids].any(), "a live column is on the free list"
         assert np.count_nonzero(self.owners) + len(self._free) == len(self.owners), "column lost"
         assert not self.refs[self.owners == 0].any(), "a free column has readers"
-        assert (self.refs >= 0).all(), "a column has a negative number of readers"
+        assert (self.left_refs >= 0).all(), "a column has a negative number of readers"
+        assert (self.left_refs <= self.refs).all(), "more left readers than readers"
+        is_left, is_read = self.left_refs > 0, self.refs > 0
+        assert (self.owners[is_left] == LEFT).all(), "a left sequence reads what is not left"
+        assert (self.owners[is_read & ~is_left] != LEFT).all(), "only right ones read what is left"
+        assert self.was_left[is_left].all() and not self.was_left[self.owners == 0].any(), (
+            "which columns left sequences held is forgotten"
+        )
 
 
 class Lack(NamedTuple):

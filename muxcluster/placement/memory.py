@@ -1,6 +1,7 @@
 """Memory of a unit: weights, buffers, and the KV blocks that are left (design.md §3, §4)."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from muxcluster.placement.columns import Columns, columns
 from muxcluster.placement.execution import Execution
@@ -21,6 +22,7 @@ _GPU_WAKE_S = 0.1
 _CPU_WAKE_S = 0.5
 _CPU_PACKED_PER_S = 1e9
 _LOGITS_ROWS = 256  # most rows with fp32 logits at the same time
+_BATCH_TABLES_BYTES = GIB // 2  # of the tables of one model's batch rows, at most
 
 
 class DoesNotFit(Exception):
@@ -118,7 +120,27 @@ def sequence_blocks(demand: Demand, num_tokens: int, bytes_per_block: int, tp: i
 def table_bytes(demand: Demand, bytes_per_block: int, tp: int = 1) -> int:
     """Block tables and token histories on all GPUs of a mesh, 4 bytes an entry."""
     blocks = sequence_blocks(demand, demand.max_model_len, bytes_per_block, tp)
-    return 4 * demand.max_seqs * (blocks + tp * (demand.max_model_len + 1))
+    return 4 * demand.num_rows * (blocks + tp * (demand.max_model_len + 1))
+
+
+def batch_seqs(demand: Demand, limits: Limits, most_rows: int) -> int:
+    """Return the rows that a model has for batch sequences beside its `max_seqs`.
+
+    All of its rows are as many as a decode job holds (`most_rows`), or as a pool of a given size
+    holds sequences of an eighth of the greatest length; tables of the rows beside `max_seqs` take
+    _BATCH_TABLES_BYTES at most. Neither nodes nor expected lengths and rates count, which change
+    while a unit runs: it would have to start again.
+    """
+    most = most_rows - demand.max_seqs
+    if limits.kv_bytes is not None:
+        held = demand.shape.sequence_bytes(max(1, demand.max_model_len // 8), demand.itemsize)
+        most = min(most, int(limits.kv_bytes / held) - demand.max_seqs)
+    try:
+        one = replace(demand, max_seqs=1, batch_seqs=0)
+        row_bytes = table_bytes(one, block_bytes((demand,), limits))
+    except DoesNotFit:  # no block holds a token of it
+        return 0
+    return max(0, min(most, _BATCH_TABLES_BYTES // row_bytes))
 
 
 def usable_bytes(gpu: Gpu, tp: int, execution: Execution | None = None) -> int:
@@ -137,7 +159,7 @@ def usable_bytes(gpu: Gpu, tp: int, execution: Execution | None = None) -> int:
 
 def recorded_bytes(gpu: Gpu, tp: int, demand: Demand, execution: Execution) -> int:
     """Return the memory that the recorded decode steps of one model hold on the mesh: in each place
-    fp32 logits of as many rows as it has sequences. A CPU records nothing.
+    fp32 logits of `max_seqs` rows. A CPU records nothing.
     """
     if gpu.is_cpu:
         return 0

@@ -63,7 +63,7 @@ class Demand:
     rate: float  # requests/s
     prompt_tokens: float  # prompt_tokens, output_tokens: means
     output_tokens: float
-    # max_model_len, max_seqs: longest sequence and most sequences that hold KV at once
+    # max_model_len, max_seqs: longest sequence and most interactive ones that hold KV at once
     max_model_len: int
     max_seqs: int
     itemsize: int = 2  # bytes per weight and KV element
@@ -75,6 +75,7 @@ class Demand:
     # Mean length of a sequence in decode; None: that of one class of requests of these lengths
     decode_tokens: float | None = None
     residency: Residency = Residency.ALWAYS  # what may become of its weights while it is idle
+    batch_seqs: int = 0  # rows for batch sequences beside `max_seqs`, see `memory.batch_seqs`
 
     def worth(self, objective: Objective) -> float:
         """Return what one served request/s adds to the objective; "fewest-gpus" first counts the
@@ -82,6 +83,11 @@ class Demand:
         if objective == "weighted":
             return self.weight
         return 1 / self.rate if objective == "fewest-gpus" else 1.0
+
+    @property
+    def num_rows(self) -> int:
+        """Most sequences of both classes that hold KV at once."""
+        return self.max_seqs + self.batch_seqs
 
     @property
     def may_park(self) -> bool:

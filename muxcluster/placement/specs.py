@@ -136,6 +136,7 @@ def _model(
         max_model_len=demand.max_model_len,
         eos_token_ids=(),
         max_seqs=demand.max_seqs,
+        batch_seqs=demand.batch_seqs,
         prefix_caching=prefix_caching,
         rate_per_s=demand.rate * part,
         mean_prompt_tokens=demand.prompt_tokens,

@@ -150,7 +150,7 @@ def _kv_models(unit: UnitSpec, shared_tokens: int) -> tuple[KvModel, ...]:
         KvModel(
             m.name,
             m.shape,
-            m.max_seqs,
+            m.num_rows,
             m.max_model_len,
             m.prefix_caching,
             0 if m.backend == DENSE else shared_tokens,

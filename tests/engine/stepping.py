@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from muxcluster.core.backends import as_loaded
 from muxcluster.core.job import Job
 from muxcluster.core.request import Request
 from muxcluster.core.unitspec import UnitSpec
@@ -14,7 +15,7 @@ class SteppedUnit:
 
     def __init__(self, spec: UnitSpec, runner: UnitRunner | None = None) -> None:
         self.runner = runner or UnitRunner(spec)
-        self.scheduler = UnitScheduler(spec)
+        self.scheduler = UnitScheduler(as_loaded(spec, self.runner.backends))
         self.jobs: list[Job] = []
         self.tokens: dict[str, list[int]] = {}
         self._now = 0.0

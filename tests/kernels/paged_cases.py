@@ -35,6 +35,20 @@ class PagedCase:
         block = self.pool[int(self.table[table_row, head, column])]
         return block[start : start + token_bytes].view(self.dtype)
 
+    def turn(self, table_row: int, num_columns: int) -> None:
+        """Lay the tokens of the first columns, all full, out as the other side would."""
+        for head in range(self.keys[table_row].shape[1]):
+            for column in range(num_columns):
+                for half in (0, 1):
+                    start = column * self.block_tokens
+                    places = [
+                        self.place(table_row, head, start + offset, half)
+                        for offset in range(self.block_tokens)
+                    ]
+                    tokens = [place.clone() for place in reversed(places)]
+                    for place, token in zip(places, tokens, strict=True):
+                        place.copy_(token)
+
     def attention(
         self,
         query: Tensor,

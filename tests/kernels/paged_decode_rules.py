@@ -74,6 +74,17 @@ class PagedDecodeRules:
     def test_windows_in_blocks_of_any_size(self, window, block):
         self.check_odd_lengths(128, torch.float16, block, sliding_window=window, soft_cap=2.0)
 
+    @pytest.mark.parametrize("block", [16, 32, 64])
+    @pytest.mark.parametrize("head_dim", [64, 80, 128])
+    def test_full_blocks_may_lie_as_the_other_side_fills_them(self, head_dim, block):
+        tokens = filled_case([1], 1, head_dim, block=block).block_tokens
+        lengths = [2 * tokens, 2 * tokens + 1, 4 * tokens - 1] * 2
+        case = filled_case(lengths, 2, head_dim, rights=[False] * 3 + [True] * 3, block=block)
+        for table_row, num_columns in enumerate((2, 1, 3) * 2):
+            case.turn(table_row, num_columns)
+        self.check(case, heads=4)
+        self.check(case, heads=4, soft_cap=2.0)
+
     @pytest.mark.parametrize("group", [1, 3, 4, 8, 17, 35])
     def test_grouped_queries(self, group):
         self.check(filled_case([3, 40, 70], 3, 64, rights=[True, False, True]), heads=3 * group)

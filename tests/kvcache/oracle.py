@@ -38,7 +38,7 @@ def chain(model: str, path: Sequence[int], block_tokens: int, salt: str = "") ->
 @dataclass(eq=False)
 class Column:
     model: str
-    side: Side
+    is_interactive: bool  # a left sequence has held it
     key: bytes | None = None
     readers: int = 0
     released: int = 0
@@ -60,9 +60,9 @@ class Oracle:
         self.models = {model.name: model for model in MODELS}
         self.quotas = dict(quotas)
         self.sequences: dict[tuple[str, int], Sequence_] = {}
-        self.published: dict[tuple[str, Side, bytes], Column] = {}
+        self.published: dict[tuple[str, bytes], Column] = {}
         self.cached: list[Column] = []
-        self.pins: dict[str, tuple[str, Side, list[bytes]]] = {}
+        self.pins: dict[str, tuple[str, list[bytes]]] = {}
         self.clock = 0
 
     def per_column(self, model: str) -> int:
@@ -90,7 +90,7 @@ class Oracle:
     def open(self, model: str, row: int, hashes: list[bytes], side: Side) -> int:
         sequence = self.sequences[model, row] = Sequence_(side, hashes)
         for key in hashes:
-            column = self.published.get((model, side, key))
+            column = self.published.get((model, key))
             if column is None:
                 break
             new = 0 if column.readers else self.per_column(model)
@@ -99,6 +99,7 @@ class Oracle:
             if new:
                 self.cached.remove(column)
             column.readers += 1
+            column.is_interactive |= side is Side.LEFT
             sequence.columns.append(column)
         sequence.committed = len(sequence.columns)
         return sequence.committed * self.block_tokens(model)
@@ -120,28 +121,29 @@ class Oracle:
             self.evict()
         for row, count in missing.items():
             sequence = self.sequences[model, row]
-            sequence.columns += [Column(model, sequence.side, readers=1) for _ in range(count)]
+            is_left = sequence.side is Side.LEFT
+            sequence.columns += [Column(model, is_left, readers=1) for _ in range(count)]
         return sum(missing.values())
 
     def evict(self) -> None:
         pinned = self.pinned()
 
         def turn(column: Column) -> tuple[int, int]:
-            if (column.model, column.side, column.key) in pinned:
+            if (column.model, column.key) in pinned:
                 return 2, column.released
-            return int(column.side is Side.LEFT), column.released
+            return int(column.is_interactive), column.released
 
         victim = min(self.cached, key=turn)
         self.cached.remove(victim)
         assert victim.key is not None
-        del self.published[victim.model, victim.side, victim.key]
+        del self.published[victim.model, victim.key]
 
     def commit(self, model: str, row: int, count: int) -> None:
         sequence = self.sequences[model, row]
         for i in range(sequence.committed, sequence.committed + count):
             if self.models[model].prefix_caching:
                 key = sequence.columns[i].key = sequence.hashes[i]
-                self.published.setdefault((model, sequence.side, key), sequence.columns[i])
+                self.published.setdefault((model, key), sequence.columns[i])
         sequence.committed += count
 
     def close(self, model: str, row: int) -> None:
@@ -151,7 +153,8 @@ class Oracle:
             if column.readers or column.key is None:
                 continue
             self.clock += 1
-            holder = self.published.setdefault((model, sequence.side, column.key), column)
+            holder = self.published.setdefault((model, column.key), column)
+            holder.is_interactive |= column.is_interactive
             if holder is column:
                 self.cached.append(column)
             if not holder.readers:
@@ -161,23 +164,23 @@ class Oracle:
         while self.cached:
             self.evict()
 
-    def pinned(self) -> set[tuple[str, Side, bytes]]:
-        return {(model, side, key) for model, side, keys in self.pins.values() for key in keys}
+    def pinned(self) -> set[tuple[str, bytes]]:
+        return {(model, key) for model, keys in self.pins.values() for key in keys}
 
-    def pin(self, pin_id: str, model: str, side: Side, hashes: list[bytes]) -> None:
+    def pin(self, pin_id: str, model: str, hashes: list[bytes]) -> None:
         self.unpin(pin_id)
-        self.pins[pin_id] = model, side, hashes
-        self._renew(model, side, hashes)
+        self.pins[pin_id] = model, hashes
+        self._renew(model, hashes)
 
     def unpin(self, pin_id: str) -> None:
         if pin_id in self.pins:
-            model, side, hashes = self.pins.pop(pin_id)
+            model, hashes = self.pins.pop(pin_id)
             pinned = self.pinned()
-            self._renew(model, side, [key for key in hashes if (model, side, key) not in pinned])
+            self._renew(model, [key for key in hashes if (model, key) not in pinned])
 
-    def _renew(self, model: str, side: Side, hashes: list[bytes]) -> None:
+    def _renew(self, model: str, hashes: list[bytes]) -> None:
         for key in reversed(hashes):
-            column = self.published.get((model, side, key))
+            column = self.published.get((model, key))
             if column is not None and not column.readers:
                 self.clock += 1
                 column.released = self.clock
@@ -190,7 +193,7 @@ class Pair:
         quotas = {"wide": 36, "narrow": 30, "uncached": 20}
         self.cache = KvCache(num_blocks, BLOCK_BYTES, MODELS, quotas)
         self.oracle = Oracle(num_blocks, quotas)
-        self.memory: dict[tuple[int, Side], object] = {}
+        self.memory: dict[int, object] = {}
         self.tables: dict[tuple[str, int, int], tuple[int, ...]] = {}
 
     def open(self, model: str, row: int, path: Sequence[int], salt: str, side: Side) -> None:
@@ -208,9 +211,7 @@ class Pair:
             return
         assert len(answer) == expected
         self._apply(model, answer)
-        for row, blocks in zip(answer.rows.tolist(), answer.blocks.tolist(), strict=True):
-            side = self.oracle.sequences[model, row].side
-            self.memory.update({(block, side): None for block in blocks})
+        self.memory.update(dict.fromkeys(answer.blocks.ravel().tolist()))
 
     def commit(self, model: str, row: int, count: int) -> None:
         sequence = self.oracle.sequences[model, row]
@@ -218,7 +219,7 @@ class Pair:
         hashes = sequence.hashes[start : start + count]
         for i, key in enumerate(hashes, start):
             for block in self.tables[model, row, i]:
-                self.memory[block, sequence.side] = key
+                self.memory[block] = key
         self.cache.of(model).commit(row, hashes)
         self.oracle.commit(model, row, len(hashes))
 
@@ -230,10 +231,10 @@ class Pair:
         self.cache.set_quotas({model: quota})
         self.oracle.quotas[model] = quota
 
-    def pin(self, pin_id: str, model: str, path: Sequence[int], salt: str, side: Side) -> None:
+    def pin(self, pin_id: str, model: str, path: Sequence[int], salt: str) -> None:
         hashes = chain(model, path, self.cache.of(model).block_tokens, salt)
-        self.cache.pins.add(pin_id, model, hashes, side)
-        self.oracle.pin(pin_id, model, side, hashes)
+        self.cache.pins.add(pin_id, model, hashes)
+        self.oracle.pin(pin_id, model, hashes)
 
     def unpin(self, pin_id: str) -> None:
         self.cache.pins.remove(pin_id)
@@ -256,7 +257,7 @@ class Pair:
         cache.check()
         assert (cache.free, cache.evictable) == (oracle.free, oracle.evictable)
         pinned = oracle.pinned()
-        idle = [c for c in oracle.cached if (c.model, c.side, c.key) in pinned]
+        idle = [c for c in oracle.cached if (c.model, c.key) in pinned]
         assert cache.pins.idle_blocks == sum(oracle.per_column(c.model) for c in idle)
         for name in oracle.models:
             used, cached = oracle.used(name), oracle.cached_blocks(name)
@@ -269,4 +270,4 @@ class Pair:
             assert cache.of(name).num_committed[row] == sequence.committed * width
             for i, key in enumerate(sequence.hashes[: sequence.committed]):
                 blocks = self.tables[name, row, i]
-                assert {self.memory[block, sequence.side] for block in blocks} == {key}
+                assert {self.memory[block] for block in blocks} == {key}

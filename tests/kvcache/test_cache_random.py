@@ -70,7 +70,7 @@ class Walk:
         length = model.max_model_len // self.pair.cache.of(model.name).block_tokens
         path = self.draw.choices((1, 2), (4, 1), k=self.draw.randint(1, length))
         pin_id = str(self.draw.randrange(5))
-        self.pair.pin(pin_id, model.name, path, "", self.draw.choice(self.sides))
+        self.pair.pin(pin_id, model.name, path, "")
 
     def unpin(self) -> None:
         self.pair.unpin(str(self.draw.randrange(5)))
@@ -141,10 +141,9 @@ class CacheMachine(RuleBasedStateMachine):
         model=MODEL,
         pin_id=st.sampled_from("abc"),
         path=st.lists(st.sampled_from((1, 2)), min_size=1, max_size=4),
-        side=st.sampled_from(Side),
     )
-    def pin(self, model, pin_id, path, side) -> None:
-        self.pair.pin(pin_id, model.name, path, "", side)
+    def pin(self, model, pin_id, path) -> None:
+        self.pair.pin(pin_id, model.name, path, "")
 
     @rule(pin_id=st.sampled_from("abc"))
     def unpin(self, pin_id) -> None:

@@ -174,12 +174,28 @@ def test_batch_prefixes_go_before_older_interactive_ones() -> None:
     assert cached_tokens(cache, "m", (3, 4), side=Side.RIGHT) == 0
 
 
-def test_sides_and_salts_do_not_share() -> None:
+def test_sides_share_and_salts_do_not() -> None:
     cache = make_cache()
     run(cache, "m", 0, (1, 2), salt="a")
     assert cached_tokens(cache, "m", (1, 2), salt="b") == 0
-    assert cached_tokens(cache, "m", (1, 2), salt="a", side=Side.RIGHT) == 0
+    assert cached_tokens(cache, "m", (1, 2), salt="a", side=Side.RIGHT) == 32
     assert cached_tokens(cache, "m", (1, 2), salt="a") == 32
+    cache.check()
+
+
+def test_a_batch_prefix_that_an_interactive_sequence_read_is_no_batch_prefix() -> None:
+    cache = make_cache(num_blocks=24)
+    for path in ((1, 2), (3, 4)):
+        run(cache, "m", 0, path, side=Side.RIGHT)
+        cache.of("m").close(0)
+    assert cached_tokens(cache, "m", (1, 2)) == 32
+    run(cache, "m", 0, (1, 2, 5), side=Side.RIGHT)  # the last reader is a batch sequence
+    cache.of("m").close(0)
+    cache.of("o").open(0, [])
+    grow(cache, "o", {0: 160})
+    cache.check()
+    assert cached_tokens(cache, "m", (1, 2, 5)) == 32
+    assert cached_tokens(cache, "m", (3, 4)) == 0
 
 
 def test_a_prefix_computed_twice_is_kept_once() -> None:

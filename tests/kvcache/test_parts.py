@@ -93,7 +93,21 @@ def _forget_cached(pair: Pair) -> None:
 
 def _unpublish(pair: Pair) -> None:
     prefix = pair.cache.of("wide")._kv.prefix
-    prefix._published[LEFT].clear()
+    prefix._published.clear()
+
+
+def _forget_left_reader(pair: Pair) -> None:
+    pair.cache.of("wide")._kv.columns.left_refs[0] -= 1
+
+
+def _turn_a_column(pair: Pair) -> None:
+    columns = pair.cache.of("wide")._kv.columns
+    pair.cache._lent.pool.turn(columns.blocks[0], RIGHT)
+    columns.owners[0] = RIGHT
+
+
+def _forget_the_class(pair: Pair) -> None:
+    pair.cache.of("wide")._kv.columns.was_left[:] = False
 
 
 @pytest.mark.parametrize(
@@ -106,6 +120,9 @@ def _unpublish(pair: Pair) -> None:
         _misplace,
         _forget_cached,
         _unpublish,
+        _forget_left_reader,
+        _turn_a_column,
+        _forget_the_class,
     ],
 )
 def test_check_sees_a_planted_fault(fault: Callable[[Pair], None]) -> None:

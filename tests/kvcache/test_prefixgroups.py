@@ -26,7 +26,7 @@ def held(paths: Sequence[Path], least: int) -> tuple[PrefixGroups, SequenceTable
         ids = []
         for depth in range(1, len(path) + 1):
             if path[:depth] in nodes:
-                columns.attach(np.array([nodes[path[:depth]]]))
+                columns.attach(np.array([nodes[path[:depth]]]), 1)
             else:
                 one = np.ones(1, dtype=np.uint8)
                 nodes[path[:depth]] = int(columns.add(np.zeros((1, 2), np.int32), one)[0])
@@ -125,9 +125,9 @@ def test_a_group_dissolves_when_its_members_end_and_forms_again() -> None:
     assert groups.of(rows) is first, "the same question is answered twice"
     assert groups.of(rows[1:]) is None
     columns, _ = sequences.close(int(rows[0]))
-    groups._columns.detach(columns)
+    groups._columns.detach(columns, 1)
     assert groups.of(rows[1:]) is None
-    groups._columns.attach(columns)
+    groups._columns.attach(columns, 1)
     sequences.open(int(rows[0]), 1, columns)
     again = groups.of(rows)
     assert again is not None and again.tokens.tolist() == [16, 16, 0]

@@ -23,12 +23,19 @@ Key = tuple[str, int]
 
 @dataclass
 class Text:
-    """A live sequence. tokens: the numbers computed so far. job: the one it runs in."""
+    """A live sequence. tokens: the numbers computed so far. job: the one it runs in.
+
+    attached: the sides from which its first columns were filled, which others computed.
+    """
 
     side: Side
     hashes: list[bytes]
     tokens: list[int]
     job: int | None = None
+    attached: list[Side] = field(default_factory=list)
+
+    def side_of(self, column: int) -> Side:
+        return self.attached[column] if column < len(self.attached) else self.side
 
 
 @dataclass
@@ -53,9 +60,10 @@ class World:
     texts: dict[Key, Text] = field(default_factory=dict)
     runs: dict[int, Run] = field(default_factory=dict)
     tables: dict[Key, dict[int, np.ndarray]] = field(default_factory=dict)
-    published: dict[bytes, set[tuple[int, ...]]] = field(default_factory=dict)
+    published: dict[bytes, set[tuple[Side, tuple[int, ...]]]] = field(default_factory=dict)
     restoring: set[Key] = field(default_factory=set)
     last: int = 0
+    num_across: int = 0  # columns that a sequence read and one of the other side computed
 
     @classmethod
     def build(
@@ -87,15 +95,19 @@ class World:
         """Begin a sequence whose i-th block repeats path[i]; attached columns bring tokens."""
         layout = LAYOUTS[model]
         tokens = np.repeat(np.array(path, dtype=np.int32), layout.block_tokens)
-        hashes = list(extend_hashes(root_hash(model, side), tokens, layout.block_tokens))
+        hashes = list(extend_hashes(root_hash(model, ""), tokens, layout.block_tokens))
         attached = self.cache.of(model).open(row, hashes, side)
         text = self.texts[model, row] = Text(side, hashes, [])
         self.tables[model, row] = {}
         self._apply(model, self.cache.of(model).tables(np.array([row], dtype=np.int32)))
         for i in range(attached // layout.block_tokens):
-            found = self.memory.column(self.tables[model, row][i], layout, side)
-            assert tuple(found) in self.published[hashes[i]], "a cached column was damaged"
-            text.tokens += found
+            blocks = self.tables[model, row][i]
+            found = {each: self.memory.column(blocks, layout, each) for each in Side}
+            filled = [s for s in Side if (s, tuple(found[s])) in self.published[hashes[i]]]
+            assert len(filled) == 1, "a cached column was damaged"
+            text.attached += filled
+            text.tokens += found[filled[0]]
+            self.num_across += filled[0] is not side
 
     def grow(self, model: str, wanted: Mapping[int, int]) -> bool:
         """Room for so many tokens in these rows; False where blocks are short."""
@@ -209,7 +221,7 @@ class World:
         hashes = text.hashes[start : len(text.tokens) // width]
         for i, key in enumerate(hashes, start):
             values = tuple(text.tokens[i * width : (i + 1) * width])
-            self.published.setdefault(key, set()).add(values)
+            self.published.setdefault(key, set()).add((text.side_of(i), values))
         self.cache.of(model).commit(row, hashes)
 
     def close(self, model: str, row: int) -> None:
@@ -239,7 +251,8 @@ class World:
         width = layout.block_tokens
         for start in range(0, len(text.tokens), width):
             tokens = text.tokens[start : start + width]
-            found = self.memory.column(table[start // width], layout, text.side)
+            column = start // width
+            found = self.memory.column(table[column], layout, text.side_of(column))
             assert found[: len(tokens)] == tokens, f"{model} {row} lost tokens from {start} on"
 
     def is_readable(self, key: Key) -> bool:

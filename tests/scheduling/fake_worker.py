@@ -160,23 +160,54 @@ class FakeMemory:
         assert start + count <= len(sequence.tokens), "tokens that nobody knows"
         assert (start + count == len(sequence.tokens)) == (steps > 0), "samples is wrong"
         new: list[int] = []
-        self._touch(key, 0, start, is_write=False)
+        self._read(key, start)
         self._touch_states(key, start, is_write=False)
-        self._touch(key, start, start + count, is_write=True)
+        self._write(key, start, start + count)
         self._touch_states(key, start + count, is_write=True)
         for step in range(steps):
             if step:
                 end = len(sequence.tokens)
-                self._touch(key, end - 1, end, is_write=True)
+                self._write(key, end - 1, end)
                 self._touch_states(key, end, is_write=True)
             index = len(sequence.tokens) - sequence.num_prompt
             sequence.tokens.append(token_of(sequence.request_id, index))
             new.append(sequence.tokens[-1])
         return new
 
-    def _touch(self, key: tuple[str, int], start: int, end: int, *, is_write: bool) -> None:
-        if start == end:
+    def _read(self, key: tuple[str, int], end: int) -> None:
+        """Check the first `end` tokens.
+
+        Others may have filled full columns from the other side, where the model takes their tokens
+        in any order.
+        """
+        if end == 0:
             return
+        name, side = key[0], self._sequences[key].side
+        is_there, width = self._is_there(key, end, side), self._width[name]
+        if self._models[name][1].is_unordered:
+            other = Side.LEFT if side is Side.RIGHT else Side.RIGHT
+            full = end // width * width
+            is_whole = self._is_there(key, end, other)[:full].reshape(-1, width).all(axis=1)
+            is_there[:full] |= is_whole.repeat(width)
+        assert is_there.all(), f"KV of {key} was lost"
+
+    def _is_there(self, key: tuple[str, int], end: int, side: Side) -> np.ndarray:
+        """Where the first `end` tokens are as a sequence of that side writes them, bool [end]."""
+        blocks, places, prints = self._prints(key, 0, end, side)
+        cells = self._cells[key[0]]
+        found = [self._pool[blocks, (places * cells + cell)[:, None]] for cell in range(cells)]
+        return np.all([(each == prints).all(axis=1) for each in found], axis=0)
+
+    def _write(self, key: tuple[str, int], start: int, end: int) -> None:
+        blocks, places, prints = self._prints(key, start, end, self._sequences[key].side)
+        cells = self._cells[key[0]]
+        for cell in range(cells):
+            self._pool[blocks, (places * cells + cell)[:, None]] = prints
+
+    def _prints(
+        self, key: tuple[str, int], start: int, end: int, side: Side
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Blocks [n, blocks of a column], places [n] and prints of tokens start to end."""
         name, _ = key
         sequence, width = self._sequences[key], self._width[name]
         positions = np.arange(start, end)
@@ -185,19 +216,12 @@ class FakeMemory:
         if not self._models[name][1].is_positional:
             blocks = blocks[:, :-1]  # the last is for states
         places = positions % width
-        if sequence.side is Side.RIGHT:
+        if side is Side.RIGHT:
             places = width - 1 - places
         tokens = np.array(sequence.tokens[start:end])
         index = self._models[name][0]
         prints = (tokens * 10_000 + positions)[:, None] * 100 + np.arange(blocks.shape[1])
-        prints = (prints * 10 + index) * 10 + (1 if sequence.side is Side.RIGHT else 2)
-        cells = self._cells[name]
-        for cell in range(cells):
-            where = blocks, (places * cells + cell)[:, None]
-            if is_write:
-                self._pool[where] = prints
-            else:
-                assert (self._pool[where] == prints).all(), f"KV of {key} was lost"
+        return blocks, places, (prints * 10 + index) * 10 + (1 if side is Side.RIGHT else 2)
 
     def _touch_states(self, key: tuple[str, int], num_tokens: int, *, is_write: bool) -> None:
         """What a model keeps beside tokens fills the last block of the first column.

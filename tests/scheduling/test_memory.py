@@ -140,7 +140,7 @@ def test_a_known_prefix_is_not_computed_again() -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [{"cacheable": False}, {"cache_salt": "x"}, {"service_class": ServiceClass.BATCH}],
+    [{"cacheable": False}, {"cache_salt": "x"}],
 )
 def test_some_requests_must_not_share(more) -> None:
     assert repeated(rig_of(20), **more).num_cached_tokens == 0

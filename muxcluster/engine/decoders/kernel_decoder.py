@@ -84,6 +84,10 @@ class KernelDecoder:
     norm: Norm
     head: Linear
 
+    @property
+    def has_windows(self) -> bool:
+        return any(layer.call.sliding_window is not None for layer in self.layers)
+
     def logits(
         self,
         tokens: Tensor,

@@ -100,6 +100,10 @@ class FusedDecoder:
     norm: RmsNorm
     head: PackedLinear
 
+    @property
+    def has_windows(self) -> bool:
+        return any(layer.call.sliding_window is not None for layer in self.layers)
+
     def logits(
         self,
         tokens: Tensor,

@@ -11,10 +11,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from muxcluster.core.backends import WINDOW_NAMES
 from muxcluster.engine.dense.padding import Padding
-
-# Names in configurations of how many columns a layer looks back, if it does not see all.
-_WINDOW_NAMES = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")
 
 # Arguments and outputs that hold the cache: of transformers from 5.24 on, before, of states.
 CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
@@ -51,7 +49,7 @@ class DenseForward:
         self.vocab_size: int = model.get_input_embeddings().num_embeddings
         config = model.config.get_text_config(decoder=True)
         # True where layers may count columns back, those of padding inside a row too.
-        self.has_windows = any(getattr(config, name, None) for name in _WINDOW_NAMES)
+        self.has_windows = any(getattr(config, name, None) for name in WINDOW_NAMES)
 
     def run(
         self,

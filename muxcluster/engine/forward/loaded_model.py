@@ -27,3 +27,4 @@ class LoadedModel:
     sampling: SequenceSampling
     prompts: PromptPositions
     constrained: ConstrainedRows
+    most_recorded: int  # rows of the largest decode step that is recorded

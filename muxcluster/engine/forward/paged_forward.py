@@ -1,16 +1,22 @@
 """One forward of one model over a flattened batch of tokens."""
 
 import inspect
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from muxcluster.core.backends import WINDOW_NAMES
 from muxcluster.engine.forward.attention import LayerAttention
 
 
 class TokenForward(Protocol):
     """Runs a batch of tokens through a model."""
+
+    @property
+    def has_windows(self) -> bool:
+        """True unless it is known that every layer attends to all earlier tokens."""
+        ...
 
     def logits(
         self,
@@ -39,6 +45,9 @@ class Forward:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        whole: Any = model.config
+        config = whole.get_text_config(decoder=True)
+        self.has_windows = any(getattr(config, name, None) for name in WINDOW_NAMES)
         self._picks_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def logits(

@@ -19,11 +19,11 @@ POOL, HOST = "pool", "host"
 class ModelArena:
     """One model's part."""
 
-    tables: Tensor  # int32 [max_seqs, layers, kv_heads, max_columns], block ids
-    # int32 [max_seqs + 1, max_model_len + 1], prompt then output tokens of each row; the last row
+    tables: Tensor  # int32 [num_rows, layers, kv_heads, max_columns], block ids
+    # int32 [num_rows + 1, max_model_len + 1], prompt then output tokens of each row; the last row
     # is no sequence's: rows that fill up a batch of fixed size write there
     history: Tensor
-    # bool [max_seqs], True where a sequence fills its blocks from the last place
+    # bool [num_rows], True where a sequence fills its blocks from the last place
     from_right: Tensor
     block_tokens: int  # token places of a block for this model
 
@@ -62,12 +62,12 @@ def _model_arena(spec: ModelSpec, block_bytes: int, take: Take) -> ModelArena:
     shape = spec.shape
     block_tokens = shape.block_tokens(block_bytes)
     max_columns = -(-spec.max_model_len // block_tokens)
-    tables = (spec.max_seqs, shape.num_layers, shape.num_kv_heads, max_columns)
-    history = (spec.max_seqs + 1, spec.max_model_len + 1)
+    tables = (spec.num_rows, shape.num_layers, shape.num_kv_heads, max_columns)
+    history = (spec.num_rows + 1, spec.max_model_len + 1)
     return ModelArena(
         tables=take(f"{spec.name}/tables", tables, torch.int32),
         history=take(f"{spec.name}/history", history, torch.int32),
-        from_right=take(f"{spec.name}/from_right", (spec.max_seqs,), torch.bool),
+        from_right=take(f"{spec.name}/from_right", (spec.num_rows,), torch.bool),
         block_tokens=block_tokens,
     )
 

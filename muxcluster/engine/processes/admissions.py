@@ -15,13 +15,13 @@ _NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 class _ModelLedger:
     """One model: the latest admission per row, and the one each rung's worker has seen.
 
-    versions: int64 [max_seqs], 0 = never admitted. seen: rung_id -> int64 [max_seqs].
+    versions: int64 [num_rows], 0 = never admitted. seen: rung_id -> int64 [num_rows].
     """
 
     def __init__(self, spec: ModelSpec, rung_ids: Sequence[int]) -> None:
-        self.versions = np.zeros(spec.max_seqs, dtype=np.int64)
+        self.versions = np.zeros(spec.num_rows, dtype=np.int64)
         self.seen = {rung: np.zeros_like(self.versions) for rung in rung_ids}
-        self.latest: list[Admission | None] = [None] * spec.max_seqs
+        self.latest: list[Admission | None] = [None] * spec.num_rows
 
 
 @dataclass(slots=True)

@@ -46,4 +46,5 @@ def shown_by(spec: ModelSpec) -> Shown | None:
             calls = probe(model, spec, directory / "config.json")
     except NotPaged:
         return None
-    return Shown(ModelBackend(spec.name, PAGED), calls)
+    is_unordered = not any(call.sliding_window for call in calls)
+    return Shown(ModelBackend(spec.name, PAGED, is_unordered=is_unordered), calls)

@@ -62,7 +62,7 @@ class ModelRunner:
         cache of its own (Slab), on any device, and are waited for. masks: what tells which tokens
         constraints allow; None: no request with one can be admitted.
         """
-        self._sampling = SequenceSampling(spec.max_seqs, spec.vocab_size, spec.eos_token_ids)
+        self._sampling = SequenceSampling(spec.num_rows, spec.vocab_size, spec.eos_token_ids)
         self._prompts = PromptPositions()
         # A step over several tokens of a row is none that was recorded, and a padded one no decode.
         may_join = capture is None and not isinstance(forward, Slab)
@@ -78,6 +78,7 @@ class ModelRunner:
                 self._sampling,
                 self._prompts,
                 self._constrained,
+                spec.max_seqs,
             )
             self._steps = DeviceSteps(model, capture)
             return

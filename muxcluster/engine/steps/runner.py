@@ -148,7 +148,7 @@ class UnitRunner:
         self._use_device()
         worker, policy = self._workers[worker_id], self._spec.scheduler
         for model in self._spec.models:
-            most = min(model.max_seqs, max(policy.max_decode_rows, policy.token_budget))
+            most = min(model.num_rows, max(policy.max_decode_rows, policy.token_budget))
             shares = policy.shared_prefix_tokens > 0 and model.prefix_caching
             steps = token_steps(most, shares=shares)
             if not worker.phases <= {Phase.DECODE}:
@@ -247,6 +247,8 @@ def load_forward(
 
 def _backends(forwards: Mapping[str, TokenForward | Slab]) -> tuple[ModelBackend, ...]:
     return tuple(
-        each.backend if isinstance(each, Slab) else ModelBackend(name)
+        each.backend
+        if isinstance(each, Slab)
+        else ModelBackend(name, is_unordered=not each.has_windows)
         for name, each in forwards.items()
     )

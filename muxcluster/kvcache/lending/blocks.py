@@ -42,7 +42,10 @@ class LentColumns:
     def places(
         self, columns: NDArray[np.int32], block_tokens: int, *, is_left: bool
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the first filled place and the end of lent `columns` of one side, int32 [n]."""
+        """Return the first filled place and the end of lent `columns` of one side, int32 [n].
+
+        A full column has the same, whichever side filled it.
+        """
         filled = self.filled[columns]
         if is_left:
             return np.zeros_like(filled), filled

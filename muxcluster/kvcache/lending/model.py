@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from muxcluster.core.job import SlotCopies, TableDelta
 from muxcluster.kvcache.eviction import CachedColumns
 from muxcluster.kvcache.lending.blocks import NO_BLOCK, NO_RUNS, runs
-from muxcluster.kvcache.lending.state import LEFT, RIGHT, LentState, Restore
+from muxcluster.kvcache.lending.state import LentState, Restore
 from muxcluster.kvcache.model import ModelKv
-from muxcluster.kvcache.pool import Shortage
+from muxcluster.kvcache.pool import LEFT, RIGHT, Shortage
 
 _NO_BLOCKS = np.empty(0, dtype=np.int32)
 

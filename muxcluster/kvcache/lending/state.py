@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.job import Side, TableDelta
+from muxcluster.core.job import TableDelta
 from muxcluster.kvcache.lending.blocks import (
     NO_BLOCK,
     NO_RUNS,
@@ -22,11 +22,10 @@ from muxcluster.kvcache.lending.blocks import (
     runs,
 )
 from muxcluster.kvcache.model import ModelKv
-from muxcluster.kvcache.pool import OWNER_BIT, BlockLedger, BlockPool
+from muxcluster.kvcache.pool import LEFT, RIGHT, BlockLedger, BlockPool
 from muxcluster.kvcache.tables import Lack
 
 Chosen = NDArray[np.bool_] | slice  # some of an array: bool [n], or all of it
-LEFT, RIGHT = OWNER_BIT[Side.LEFT], OWNER_BIT[Side.RIGHT]
 BOTH = LEFT | RIGHT
 _NO_BLOCKS = np.empty(0, dtype=np.int32)
 
@@ -177,7 +176,7 @@ class LentState:
         kv.lent.lend(row, columns, filled, is_kept)
         kv.sequences.uncommit(row, int(kv.sequences.num_columns[row] - kv.lent.counts[row]))
         lost = columns[~is_kept]
-        kv.prefix.unpublish(lost, owner)
+        kv.prefix.unpublish(lost)
         kv.over_lent.forget(lost)
         self._give_up_empty(kv, row, columns[filled == 0])
         self._offer_filled(kv, columns[(filled > 0) & ~is_kept], is_left=owner == LEFT)
@@ -459,7 +458,7 @@ class LentState:
         kv = restore.kv
         for row, end in zip(restore.rows.tolist(), restore.ends.tolist(), strict=True):
             grown = kv.sequences.truncate(row, end)
-            kv.columns.detach(grown)
+            kv.columns.detach(grown, LEFT if restore.is_left else RIGHT)
             if len(grown):
                 if restore.is_left:
                     kv.over_lent.forget(grown)
@@ -502,7 +501,7 @@ class LentState:
         columns = columns[~is_kept]
         self.host_blocks.give(lent.host_blocks_of(columns))
         lent.num_empty -= lent.count_empty(columns)
-        kv.columns.detach(columns)
+        kv.columns.detach(columns, int(kv.sequences.owners[row]))
         blocks, _ = kv.columns.remove(columns)
         blocks = blocks[blocks != NO_BLOCK]
         untaken = self.untaken(blocks)

@@ -20,6 +20,7 @@ MOST = 1024.0  # multiples of what is asked beyond this one are not told apart
 _BISECTIONS = 5
 _ROUNDS = 3
 _SERVED = 1 - 1e-3
+_FULL = _SERVED**-3  # load of a resource at which no rates are served to _SERVED
 # Part of a target that batch work may fill: the rest is the packing's margin, and it evens out what
 # makes other steps late (tests/sim/test_backlog_check.py).
 _FILLED = 0.9
@@ -133,7 +134,7 @@ class Backlogged:
             costs.append(
                 tenant.cost
                 if work is None or more == 0
-                else MergedCost(tenant.cost, work.cost, more / rates[-1], tenant.cost.max_rows)
+                else MergedCost(tenant.cost, work.cost, more / rates[-1], work.cost.max_rows)
             )
         # quotas move to where memory is used, and batch work takes what is idle of any
         tenants = tuple(
@@ -170,6 +171,8 @@ class Backlogged:
         return [part / most for part in parts]
 
     def _serves(self, tenants: Sequence[Tenant], loads: Loads) -> bool:
+        if loads.greatest > _FULL:  # `within_loads` would say so after a steady state was found
+            return False
         rates = [each.rate for each in tenants]
         found = flows(tenants, loads, rates)
         parts = [min(1.0, flow.rate / rate) for flow, rate in zip(found, rates, strict=True)]

@@ -187,6 +187,8 @@ class Estimator:
                 prompt_tokens=demand.backlog.prompt_tokens,
                 output_tokens=demand.backlog.output_tokens,
                 decode_tokens=demand.backlog.decode_tokens(demand.max_model_len),
+                max_seqs=demand.num_rows,
+                batch_seqs=0,
             )
             cost = self._cost_of(gpu, demand.itemsize)
             self._batches[key] = ModelCost(asked, tp, cost, self.problem, bytes_per_block)

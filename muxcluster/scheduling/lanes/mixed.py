@@ -10,7 +10,10 @@ from muxcluster.scheduling.lanes.view import LaneView, Proposal
 
 
 class MixedLane:
-    """One job at a time at the full share; models rotate."""
+    """One job at a time at the full share; models rotate.
+
+    While an interactive request waits for its first job, models with batch work alone wait too.
+    """
 
     phases = frozenset({Phase.MIXED})
     takes_turns = True
@@ -24,7 +27,10 @@ class MixedLane:
         place = view.shares.full(Phase.MIXED)
         if place is None or view.shares.running:
             return
-        for model in sorted(view.models, key=lambda m: view.last_turn(m, Phase.MIXED)):
+        models = sorted(view.models, key=lambda m: view.last_turn(m, Phase.MIXED))
+        if any(map(view.is_awaited, models)):
+            models.sort(key=lambda m: view.may_wait(m, Phase.MIXED))
+        for model in models:
             if view.has_prefill_work(model) or view.has_decode_work(model):
                 yield Proposal(model, Phase.MIXED, place)
                 if view.shares.running:

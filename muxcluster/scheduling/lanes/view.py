@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import Job, Phase
+from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.lanes.division import Division, Sharer
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Packing
@@ -20,6 +21,8 @@ from muxcluster.scheduling.steptime.model import StepTimes
 # Part of the pool that is held from which on memory, not the prefill, is what prompts wait for; and
 # up to which it is the prefill alone. How many prompts wait makes no difference (design.md §2).
 _HELD, _HARDLY_HELD = 2 / 3, 1 / 3
+
+_MOST_WAITED = 8  # launches for which a model with batch work alone lets others go first
 
 
 class Proposal(NamedTuple):
@@ -117,6 +120,22 @@ class LaneView:
     def may_prefill(self, model: ModelState) -> bool:
         """True where a prefill of `model` waits for nothing but a place."""
         return self._packing.may_prefill(model)
+
+    def is_awaited(self, model: ModelState) -> bool:
+        """True where an interactive request of `model` waits for its prompt's next job."""
+        table = model.running
+        if model.waiting.by_class[ServiceClass.INTERACTIVE].head is not None:
+            return True
+        rows = table.idle_prefilling()
+        return len(rows) > 0 and not table.is_batch[rows].all()
+
+    def may_wait(self, model: ModelState, phase: Phase) -> bool:
+        """True where `model` has batch work alone, and had a job of `phase` not long ago."""
+        if self._packing.is_class_blind or model.waiting.num_interactive:
+            return False
+        if self._num_launches[phase] - self.last_turn(model, phase) >= _MOST_WAITED:
+            return False
+        return model.running.num_live == model.running.num_batch
 
     @property
     def has_waiting_work(self) -> bool:

@@ -99,7 +99,7 @@ class Memory:
     def has_room(self, model: ModelState, live: LiveRequest) -> bool:
         """True where `admit` would succeed now without the help of a cached prefix."""
         spare = self._headroom(model, live.side) - model.blocks(live.num_tokens)
-        if spare < 0 or model.running.num_free == 0:
+        if spare < 0 or not model.running.has_row(live.side):
             return False
         return self._reserve(model, live.side) <= spare
 
@@ -107,7 +107,7 @@ class Memory:
         """True where `admit` could succeed now, also by lending; no prefix is looked up."""
         if self.has_room(model, live):
             return True
-        if live.side is not Side.LEFT or model.running.num_free == 0:
+        if live.side is not Side.LEFT or not model.running.has_row(Side.LEFT):
             return False
         needed = model.blocks(live.num_tokens) + self._reserve(model, live.side)
         if needed > model.kv.quota - model.kv.used:
@@ -116,17 +116,17 @@ class Memory:
 
     def _open(self, model: ModelState, live: LiveRequest) -> int | None:
         """Attach the cached prefix on the next free row; return its tokens, None: no room."""
-        if model.running.num_free == 0:
+        if not model.running.has_row(live.side):
             return None
         row, num_tokens = model.running.next_free, live.num_tokens
         hashes: list[bytes] = []
         if model.uses_prefixes(live):
             # At least one token must be left to compute, or there would be no logits.
             columns = (num_tokens - 1) // model.block_tokens
-            hashes = live.extend_hashes(live.output, columns, model.block_tokens)
+            hashes = live.extend_hashes(model.spec, live.output, columns, model.block_tokens)
             if _waits_for_sibling(model, live):
                 return None
-        if not model.kv.finds(hashes, live.side):
+        if not model.kv.finds(hashes):
             # Nothing to attach, so nothing to undo where there is no room: a request that waits
             # for blocks is tried at every step.
             has_room = self._makes_room(model, live, 0)
@@ -440,12 +440,13 @@ class Memory:
         end = known // model.block_tokens
         start = int(model.kv.num_committed[row]) // model.block_tokens
         if end > start:
-            hashes = live.extend_hashes(table.output(row), end, model.block_tokens)
+            output = table.output(row)
+            hashes = live.extend_hashes(model.spec, output, end, model.block_tokens)
             model.kv.commit(row, hashes[start:])
 
 
 def _waits_for_sibling(model: ModelState, live: LiveRequest) -> bool:
-    """True where a batch sequence in its prefill computes a block next that `live` needs, too."""
+    """True where a sequence in its prefill computes a block next that a batch one needs, too."""
     # The hashes of `live` are known. Planned jobs start requests that share a prefix one after the
     # other, so most are in the queue while the first of them is in its prefill, and its columns can
     # be found only when that job has ended. Interactive requests do not wait; sequences that may
@@ -453,7 +454,7 @@ def _waits_for_sibling(model: ModelState, live: LiveRequest) -> bool:
     table = model.running
     if live.side is not Side.RIGHT or not table.num_prefilling:
         return False
-    computing = table.is_batch & table.is_prefilling & ~table.is_lent & ~table.is_suspect
+    computing = table.is_live & table.is_prefilling & ~table.is_lent & ~table.is_suspect
     for row in np.flatnonzero(computing).tolist():
         column = int(table.num_computed[row]) // model.block_tokens
         theirs = table.at(row).hashes

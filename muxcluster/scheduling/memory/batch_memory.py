@@ -53,10 +53,9 @@ class BatchMemory:
         """
         model = self._models.get(prefix.model)
         if model is not None and model.spec.prefix_caching:
-            side = side_of(ServiceClass.BATCH)
-            root = chain_root(prefix.model, prefix.cache_salt, side)
+            root = chain_root(model.spec, prefix.cache_salt, side_of(ServiceClass.BATCH))
             hashes = extend_hashes(root, prefix.tokens, model.block_tokens)
-            self._kv.pins.add(prefix.pin_id, prefix.model, hashes, side)
+            self._kv.pins.add(prefix.pin_id, prefix.model, hashes)
 
     def unpin(self, pin_id: str) -> None:
         """Remove the pin; an unknown one is ignored."""

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from muxcluster.core.job import Job, Phase
+from muxcluster.core.job import Job, Phase, Side
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Batch, Draft, Limits, Turn
@@ -107,7 +107,7 @@ class HybridPacking:
         # Batch rows would only delay it, unless it waits for a row, or for blocks that are not
         # lent: then batch rows must end first.
         head = model.waiting.by_class[ServiceClass.INTERACTIVE].head
-        if head is None or (model.running.num_batch and not model.running.num_free):
+        if head is None or (model.running.num_batch and not model.running.has_row(Side.LEFT)):
             return False
         if not self._memory.may_admit(model, head):
             return self._memory.lends

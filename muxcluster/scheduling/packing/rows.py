@@ -20,10 +20,6 @@ LEAST_CHUNK = 64  # a second prompt is not begun with fewer tokens: a later job 
 TILE_TOKENS = 128
 _LEAST_TILES = 8  # of a job that is cut to whole ones: in a smaller one it costs more than it saves
 
-# One row of so many, rounded up, stays free of batch sequences for interactive ones that come;
-# where there is but one row, it does not.
-_ROWS_PER_SPARE = 8
-
 
 def whole_tiles(count: int, num_before: int) -> int:
     """Return `count` tokens of a prompt or a few less, so that the job is made of whole tiles.
@@ -136,9 +132,7 @@ def lacks_batch_prompts(model: ModelState) -> bool:
 def lets_batch_in(model: ModelState) -> bool:
     """Return True where a batch sequence may take a row, if there is memory."""
     table = model.running
-    if table.num_lent:
-        return False
-    return table.num_free > min(table.max_seqs - 1, -(-table.max_seqs // _ROWS_PER_SPARE))
+    return not table.num_lent and table.num_free > table.num_spare
 
 
 def has_lent_prompts(model: ModelState) -> bool:

@@ -167,7 +167,7 @@ class Slack:
             and not memory.owes_interactive
             and memory.may_admit(model, queue.head)
         ):
-            found = [(live, 0) for live in islice(queue, table.num_free)]
+            found = [(live, 0) for live in islice(queue, table.num_open)]
         rows = table.idle_prefilling()
         if len(rows):
             urgent = rows[~table.is_batch[rows]].tolist()

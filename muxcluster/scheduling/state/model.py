@@ -141,7 +141,9 @@ class ModelState:
         self.name = spec.name
         self.blocks_per_column = spec.shape.blocks_per_column
         self.block_tokens = kv.block_tokens  # in one block; a column has `blocks_per_column`
-        self.running = RunningTable(spec.max_seqs, spec.max_model_len, keeps_output=keeps_output)
+        self.running = RunningTable(
+            spec.max_seqs, spec.max_model_len, num_more=spec.batch_seqs, keeps_output=keeps_output
+        )
         self.waiting = Waiting()
         self.meter = meter
         self.arrivals = RecentArrivals()
@@ -151,7 +153,7 @@ class ModelState:
         self.scaling: BatchScaling | None = None  # of its padded batches
         if spec.padded is not None:
             limit = spec.padded
-            self.scaling = BatchScaling(limit.row_bytes, limit.limit_bytes, spec.max_seqs)
+            self.scaling = BatchScaling(limit.row_bytes, limit.limit_bytes, spec.num_rows)
 
     @property
     def table_bytes(self) -> int:

@@ -14,6 +14,7 @@ from muxcluster.core.events import Finished, FinishReason
 from muxcluster.core.hashing import extend_hashes, root_hash
 from muxcluster.core.job import Side
 from muxcluster.core.request import Request, ServiceClass, Slo
+from muxcluster.core.unitspec import ModelSpec
 from muxcluster.scheduling.state.suspicion import Suspicion
 
 _PRIORITY_LIMIT = 2**20
@@ -179,22 +180,25 @@ class LiveRequest:
         return self.num_prompt + len(self.output)
 
     def extend_hashes(
-        self, output: NDArray[np.int32], num_columns: int, block_tokens: int
+        self, spec: ModelSpec, output: NDArray[np.int32], num_columns: int, block_tokens: int
     ) -> list[bytes]:
-        """Return the hashes of its first `num_columns` blocks; `output` is all output so far."""
+        """Return the hashes of its first `num_columns` blocks.
+
+        spec: of its model. output: all output so far.
+        """
         if len(self.hashes) < num_columns:
             start, end = len(self.hashes) * block_tokens, num_columns * block_tokens
             prompt = self.request.prompt_tokens[start:end]
             num_prompt = self.num_prompt
             rest = output[max(start - num_prompt, 0) : max(end - num_prompt, 0)]
             tokens = np.concatenate((prompt, rest)) if len(rest) else prompt
-            self.hashes.extend(extend_hashes(self._parent(), tokens, block_tokens))
+            self.hashes.extend(extend_hashes(self._parent(spec), tokens, block_tokens))
         return self.hashes[:num_columns]
 
-    def _parent(self) -> bytes:
+    def _parent(self, spec: ModelSpec) -> bytes:
         if self.hashes:
             return self.hashes[-1]
-        return chain_root(self.request.model, self.request.cache_salt, self.side)
+        return chain_root(spec, self.request.cache_salt, self.side)
 
     def finished(
         self,
@@ -230,10 +234,12 @@ def side_of(service_class: ServiceClass) -> Side:
     return Side.RIGHT if service_class is ServiceClass.BATCH else Side.LEFT
 
 
-def chain_root(model: str, cache_salt: str, side: Side) -> bytes:
-    """Return the hash from which those of a request's blocks are chained."""
-    # Sides lay tokens out in opposite order, so they never share a column.
-    return root_hash(model, f"{cache_salt}\0{side}")
+def chain_root(spec: ModelSpec, cache_salt: str, side: Side) -> bytes:
+    """Return the hash from which those of a request's blocks are chained; spec: of its model.
+
+    Sides lay tokens out in opposite order, and share prefixes only where no order is asked for.
+    """
+    return root_hash(spec.name, cache_salt if spec.is_unordered else f"{cache_salt}\0{side}")
 
 
 def _rank(request: Request) -> int:

@@ -17,48 +17,58 @@ _MOST_CREDIT = 3.0  # tokens' worth of time that a sequence may save by being ea
 _MOST_DEBT = 0.5  # tokens' worth of time by which a late token makes the next one due earlier
 _DAY_S = 86_400.0  # instead of no target, which is infinite
 
+# One row of so many, rounded up, stays free of batch sequences for interactive ones that come;
+# where there is but one row, it does not.
+_ROWS_PER_SPARE = 8
+
 
 class RunningTable:
-    """State per row: every array has length max_seqs unless a comment says otherwise.
+    """State per row: every array has length num_rows unless a comment says otherwise.
 
     Read freely, but write through the methods: a unit asks every model several times a step which
     sequences are idle, so the answers are kept.
     """
 
-    def __init__(self, max_seqs: int, max_model_len: int, *, keeps_output: bool = True) -> None:
-        """keeps_output: False where every output token is 0, in a simulator."""
-        self.max_seqs = max_seqs
+    def __init__(
+        self, max_seqs: int, max_model_len: int, *, num_more: int = 0, keeps_output: bool = True
+    ) -> None:
+        """max_seqs: rows that interactive sequences may hold. num_more: rows beside these.
+
+        keeps_output: False where every output token is 0, in a simulator.
+        """
+        num_rows = max_seqs + num_more
+        self.max_seqs, self.num_rows = max_seqs, num_rows
         self.keeps_output = keeps_output
-        self.num_prompt = np.zeros(max_seqs, dtype=np.int32)
-        self.num_tokens = np.zeros(max_seqs, dtype=np.int32)  # prompt and output
-        self.num_computed = np.zeros(max_seqs, dtype=np.int32)  # tokens whose KV is written
-        self.max_total = np.zeros(max_seqs, dtype=np.int32)  # num_tokens at which it ends by length
-        self.most_computed = np.zeros(max_seqs, dtype=np.int32)  # KV it may ever have; 0: free row
-        self.seniority = np.zeros(max_seqs, dtype=np.int64)  # see LiveRequest
-        self.is_live = np.zeros(max_seqs, dtype=np.bool_)
-        self.in_job = np.zeros(max_seqs, dtype=np.bool_)  # part of a running job
-        self.is_prefilling = np.zeros(max_seqs, dtype=np.bool_)  # until all known is computed
-        self.is_aborted = np.zeros(max_seqs, dtype=np.bool_)  # ends with its job
-        self.is_suspect = np.zeros(max_seqs, dtype=np.bool_)  # runs apart: faults.py
-        self.is_batch = np.zeros(max_seqs, dtype=np.bool_)
-        self.is_lent = np.zeros(max_seqs, dtype=np.bool_)  # gave blocks away: can be in no job
-        self.is_written = np.zeros(max_seqs, dtype=np.bool_)  # ended, but a job still writes there
-        self.ignores_eos = np.zeros(max_seqs, dtype=np.bool_)
-        self.has_stops = np.zeros(max_seqs, dtype=np.bool_)  # has stop ids of its own
-        self.deadline_s = np.full(max_seqs, np.inf)  # of its next token; inf: no target
-        self.tpot_s = np.full(max_seqs, np.inf)  # target; inf: none
-        self.credit_s = np.zeros(max_seqs)  # how early its tokens were since the first, bounded
-        self.decode_running_s = np.zeros(max_seqs)  # in decode jobs since it took the row
-        self.is_constrained = np.zeros(max_seqs, dtype=np.bool_)
-        self.mask_wait_s = np.zeros(max_seqs)  # the part of these that waited for masks
-        # Output tokens, int32 [max_seqs, max_model_len + 1]: pages never written cost no memory.
+        self.num_prompt = np.zeros(num_rows, dtype=np.int32)
+        self.num_tokens = np.zeros(num_rows, dtype=np.int32)  # prompt and output
+        self.num_computed = np.zeros(num_rows, dtype=np.int32)  # tokens whose KV is written
+        self.max_total = np.zeros(num_rows, dtype=np.int32)  # num_tokens at which it ends by length
+        self.most_computed = np.zeros(num_rows, dtype=np.int32)  # KV it may ever have; 0: free row
+        self.seniority = np.zeros(num_rows, dtype=np.int64)  # see LiveRequest
+        self.is_live = np.zeros(num_rows, dtype=np.bool_)
+        self.in_job = np.zeros(num_rows, dtype=np.bool_)  # part of a running job
+        self.is_prefilling = np.zeros(num_rows, dtype=np.bool_)  # until all known is computed
+        self.is_aborted = np.zeros(num_rows, dtype=np.bool_)  # ends with its job
+        self.is_suspect = np.zeros(num_rows, dtype=np.bool_)  # runs apart: faults.py
+        self.is_batch = np.zeros(num_rows, dtype=np.bool_)
+        self.is_lent = np.zeros(num_rows, dtype=np.bool_)  # gave blocks away: can be in no job
+        self.is_written = np.zeros(num_rows, dtype=np.bool_)  # ended, but a job still writes there
+        self.ignores_eos = np.zeros(num_rows, dtype=np.bool_)
+        self.has_stops = np.zeros(num_rows, dtype=np.bool_)  # has stop ids of its own
+        self.deadline_s = np.full(num_rows, np.inf)  # of its next token; inf: no target
+        self.tpot_s = np.full(num_rows, np.inf)  # target; inf: none
+        self.credit_s = np.zeros(num_rows)  # how early its tokens were since the first, bounded
+        self.decode_running_s = np.zeros(num_rows)  # in decode jobs since it took the row
+        self.is_constrained = np.zeros(num_rows, dtype=np.bool_)
+        self.mask_wait_s = np.zeros(num_rows)  # the part of these that waited for masks
+        # Output tokens, int32 [num_rows, max_model_len + 1]: pages never written cost no memory.
         # All 0, and not to be written, where they are not kept.
-        shape = max_seqs, max_model_len + 1
+        shape = num_rows, max_model_len + 1
         nothing = np.broadcast_to(np.int32(0), shape)
         self.outputs = np.zeros(shape, dtype=np.int32) if keeps_output else nothing
-        self.request_ids = np.empty(max_seqs, dtype=np.object_)
-        self.live: list[LiveRequest | None] = [None] * max_seqs
-        self._free = list(range(max_seqs - 1, -1, -1))
+        self.request_ids = np.empty(num_rows, dtype=np.object_)
+        self.live: list[LiveRequest | None] = [None] * num_rows
+        self._free = list(range(num_rows - 1, -1, -1))
         self.num_prefilling = 0
         self.num_batch = self.num_lent = self.num_written = self.num_suspects = 0
         self.has_aborted = False  # some live sequence is aborted
@@ -82,9 +92,34 @@ class RunningTable:
         return len(self._free)
 
     @property
+    def num_open(self) -> int:
+        """Number of free rows that interactive sequences may take."""
+        return min(len(self._free), self.max_seqs - self.num_live + self.num_batch)
+
+    @property
+    def num_spare(self) -> int:
+        """Number of free rows that batch sequences leave to interactive ones that come.
+
+        An eighth of those that interactive ones may hold. Where batch sequences have rows beside
+        these, as many as interactive ones hold now, so that their number may double.
+        """
+        most, held = self.max_seqs, self.num_live - self.num_batch
+        eighth = min(most - 1, -(-most // _ROWS_PER_SPARE))
+        return min(most - held, max(eighth, min(held, self.num_rows - most)))
+
+    def has_row(self, side: Side) -> bool:
+        """True where a sequence of that side may take a row.
+
+        Where batch sequences have no rows of their own, the packing alone bounds them.
+        """
+        if side is Side.LEFT:
+            return self.num_open > 0
+        return len(self._free) > (self.num_spare if self.num_rows > self.max_seqs else 0)
+
+    @property
     def num_live(self) -> int:
         """Number of sequences that hold a row."""
-        return self.max_seqs - len(self._free) - self.num_written
+        return self.num_rows - len(self._free) - self.num_written
 
     @property
     def num_uncomputed(self) -> int:
@@ -402,8 +437,10 @@ class RunningTable:
         """Raise AssertionError where the arrays contradict each other."""
         live = np.flatnonzero(self.is_live)
         num_taken = len(live) + self.num_written
-        assert num_taken + len(self._free) == self.max_seqs, "a row is lost"
+        assert num_taken + len(self._free) == self.num_rows, "a row is lost"
         assert not self.is_live[self._free].any(), "a live row is on the free list"
+        held = self.num_live - self.num_batch
+        assert held <= self.max_seqs, "interactive sequences hold rows of batch ones"
         assert self.is_written.sum() == self.num_written, "rows that are written to are miscounted"
         assert not (self.is_written & self.is_live).any(), "an ended sequence is live"
         assert (self.in_job[~self.is_live] == self.is_written[~self.is_live]).all(), (

@@ -170,11 +170,11 @@ def test_through_a_unit_with_its_workers(
 def test_under_preemption_by_interactive_requests(
     tiny: ModelBuilder, oracle_of: Oracles, plans: list[tuple[int, ...]]
 ) -> None:
-    """Batch requests that share a prefix lend their own blocks to interactive ones of the same
-    prefix: the two sides lie in different blocks, so they are different groups."""
+    """Batch requests that share a prefix lend their own blocks to interactive ones, which read the
+    same prefix."""
     found = spec(tiny("llama"), packing="hybrid")
     per_column = found.models[0].shape.blocks_per_column
-    unit = SteppedUnit(replace(found, num_blocks=45 * per_column, num_host_blocks=400))
+    unit = SteppedUnit(replace(found, num_blocks=28 * per_column, num_host_blocks=400))
     first, others = groups("llama", 9)
     asked = requests(others)
     batch = [replace(each, service_class=ServiceClass.BATCH) for each in asked[:4]]

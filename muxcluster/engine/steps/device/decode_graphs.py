@@ -99,7 +99,7 @@ class DecodeGraphs:
         self._capture = capture
         self._upload = upload
         self._writes = writes
-        self._sizes = batch_sizes(len(model.arena.tables))
+        self._sizes = batch_sizes(model.most_recorded)
         most, device = self._sizes[-1], model.pool.device
         inputs = num_words(decode_arrays(model, _NOBODY, _NOBODY, np.empty(most)))
         self._words = torch.zeros(inputs + _NEWS_WORDS, dtype=torch.int64, device=device)

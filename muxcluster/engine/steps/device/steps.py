@@ -1,7 +1,7 @@
 """Steps on a GPU, launched without waiting: decodes are replayed, all else runs directly."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,8 @@ class DeviceSteps:
 
     def launch(self, rows: Rows, num_steps: int, *, is_recorded: bool = True) -> Pending:
         assert is_recorded or num_steps == 1, "a place without recorded steps only computes prompts"
+        if len(rows) > self._model.most_recorded:
+            return self._unrecorded(rows, num_steps)
         if is_recorded and np.all(rows.samples) and np.all(rows.counts == 1):
             return self._decode().launch(rows.table_rows, rows.starts, num_steps, rows.prefixes)
         first = self._once(rows)
@@ -88,6 +90,15 @@ class DeviceSteps:
             decode = DecodeGraphs(self._model, self._capture, self._upload, self._writes)
             self._decodes[place] = decode
         return decode
+
+    def _unrecorded(self, rows: Rows, num_steps: int) -> Pending:
+        """Run steps of more rows than are recorded: the device takes longer than the launches."""
+        pending = [self._once(rows)]
+        ones = np.ones_like(rows.counts)
+        for _ in range(num_steps - 1):
+            rows = replace(rows, starts=rows.starts + rows.counts, counts=ones)
+            pending.append(self._once(rows))
+        return pending[0] if num_steps == 1 else InOrder(tuple(pending))
 
     def _once(self, rows: Rows) -> Pending:
         """Run one step of rows of any number of tokens."""
