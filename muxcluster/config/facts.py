@@ -7,7 +7,7 @@ from typing import Any
 
 from muxcluster.core.errors import LoadError
 from muxcluster.core.inputs.json_file import read_json_object
-from muxcluster.placement.shapes.families import undivided, undivided_shape
+from muxcluster.placement.shapes.families import runs_dense, undivided, undivided_shape
 from muxcluster.placement.shapes.known import shape_named
 from muxcluster.placement.shapes.shape import ModelShape, ShapeError
 from muxcluster.placement.shapes.weight_format import QUANTIZE
@@ -24,6 +24,7 @@ class ModelFacts:
     dtype: str  # of its stored weights, "float32" if config.json does not say
     max_context: int  # most tokens of a sequence
     undivided: str = ""  # why it cannot be divided over GPUs, "" if it can, sizes aside
+    is_dense: bool = False  # it runs on the dense backend alone
 
 
 def read_facts(directory: Path) -> ModelFacts:
@@ -35,7 +36,7 @@ def read_facts(directory: Path) -> ModelFacts:
     config = read_json_object(directory / "config.json")
     try:
         shape = ModelShape.from_hf_config(config)
-        check_quantised(shape)
+        check_quantised(shape, is_dense=runs_dense(config))
         text = config.get("text_config") or config
         max_context = _max_context(text, shape.max_position)
     except ShapeError as error:
@@ -46,7 +47,14 @@ def read_facts(directory: Path) -> ModelFacts:
     if end is None:
         file, end = directory / "config.json", text.get("eos_token_id")
     dtype = text.get("dtype") or text.get("torch_dtype") or "float32"
-    return ModelFacts(shape, _ids(end, file), str(dtype), max_context, undivided(config))
+    return ModelFacts(
+        shape,
+        _ids(end, file),
+        str(dtype),
+        max_context,
+        undivided(config),
+        is_dense=runs_dense(config),
+    )
 
 
 def quantised(facts: ModelFacts, quantize: str) -> ModelFacts:
@@ -60,12 +68,14 @@ def quantised(facts: ModelFacts, quantize: str) -> ModelFacts:
     if stored is not None:
         raise ShapeError(f"the checkpoint's weights are quantised already: {stored.name}")
     shape = replace(facts.shape, weights=asked)
-    check_quantised(shape)
+    check_quantised(shape, is_dense=facts.is_dense)
     return replace(facts, shape=shape)
 
 
-def check_quantised(shape: ModelShape) -> None:
+def check_quantised(shape: ModelShape, *, is_dense: bool) -> None:
     """Raise ShapeError if the shape has quantised weights that no backend runs."""
+    if shape.weights is not None and is_dense:
+        raise ShapeError("the dense backend, which this type of model needs, runs no such weights")
     if shape.weights is not None and shape.num_experts > 1:
         raise ShapeError("quantised weights of a mixture of experts cannot be served")
     if shape.weights is not None and shape.num_state_layers:

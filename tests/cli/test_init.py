@@ -157,7 +157,10 @@ def test_a_script_of_vllm_commands(capsys: pytest.CaptureFixture[str], tmp_path:
         ("vllm serve a/b --max_model_len auto", Model("b", "a/b", "without --max-model-len auto")),
         ("vllm serve --port 1 a/b -q awq", Model("b", "a/b")),
         ("vllm serve a/b --quantization fp8", Model("b", "a/b", "", {"quantize": "fp8"})),
-        ("vllm serve a/b -q gguf", Model("b", "a/b", "without --quantization gguf")),
+        (
+            "vllm serve a/b -q mxfp4",
+            Unserved("a/b", "--quantization mxfp4: such weights are not served"),
+        ),
         ("vllm serve", None),
         ("echo vllm", None),
         ("vllm serve 'a/b", None),

@@ -85,6 +85,7 @@ def test_transformers_reads_the_same(tmp_path, family) -> None:
     ("found", "expected"),
     [
         ({"quant_method": "fp8"}, WeightFormat("fp8", 128)),
+        ({"quant_method": "fp8", "weight_block_size": None}, WeightFormat("fp8")),
         ({"quant_method": "awq", "bits": 4, "group_size": 64}, WeightFormat("int4", 64, True)),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, WeightFormat("int8")),
         ({"quant_method": "gptq", "bits": 4, "sym": False}, WeightFormat("int4", 128, True)),
@@ -117,6 +118,15 @@ def test_quantised_weights_are_known_by_config_json(
     [
         ({"quant_method": "bitsandbytes"}, "'bitsandbytes' cannot be served"),
         ({"bits": 4}, "quantised by None"),
+        ({"quant_method": "gptq"}, "GPTQ weights of None bits"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": True}, "group_size is True"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"a": {"weights": {"num_bits": [4], "type": {}}}},
+            },
+            "config_groups.a: ",
+        ),
         ([], "expected an object"),
         ({"quant_method": "awq", "bits": 3}, "AWQ weights of 3 bits"),
         ({"quant_method": "awq", "bits": 4, "version": "exllama"}, "version 'exllama'"),

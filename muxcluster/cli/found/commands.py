@@ -151,6 +151,9 @@ def _of_vllm(command: Command, name: str) -> Found | None:
     for option, why in _REFUSED.items():
         if option in options:
             return Unserved(name or path, f"{option}: {why}")
+    method = next(iter(options.get("--quantization", [])), "fp8")
+    if method not in _METHODS:
+        return Unserved(name or path, f"--quantization {method}: such weights are not served")
     if path.lower().endswith(".gguf"):
         return Unserved(name or path, GGUF)
     keys, lost = _section(options)

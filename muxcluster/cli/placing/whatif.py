@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from muxcluster.config.facts import ModelFacts, known_facts, quantised
+from muxcluster.config.facts import ModelFacts, known_facts, quantised, read_facts
 from muxcluster.config.load import Config, ConfiguredModel
 from muxcluster.config.problems import first_problem
 from muxcluster.config.schema import FileSection, ModelSection, NodeSection
@@ -159,13 +159,15 @@ def _residency(config: Config, text: str) -> Config:
 def _quantize(config: Config, text: str) -> Config:
     """ "chat=int8", "chat=none"."""
     model, value = _chosen(config, text, "quantize", [*QUANTIZE, "none"])
-    facts = model.facts
-    if model.section.quantize != "none":
-        facts = replace(facts, shape=replace(facts.shape, weights=None))
+    facts = replace(model.facts, shape=replace(model.facts.shape, weights=None))
+    if model.path is not None:
+        facts = read_facts(model.path)
     try:
         facts = quantised(facts, value)
     except ShapeError as error:
         raise _Refused(str(error)) from error
+    if facts.shape.weights is not None and model.section.backend == "dense":
+        raise _Refused("the dense backend runs no quantised weights")
     return _with_setting(config, model, "quantize", value, facts)
 
 

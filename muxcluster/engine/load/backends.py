@@ -10,7 +10,7 @@ from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.dense.model import DenseModel
 from muxcluster.engine.load.dense_loading import load_dense
 from muxcluster.engine.load.division.group import RankGroup
-from muxcluster.engine.load.hf_config import NotPaged
+from muxcluster.engine.load.hf_config import NotPaged, weight_format
 from muxcluster.engine.load.paged_loading import load_model
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def load(
         try:
             model = load_model(spec, device, group, is_checked=is_checked)
         except NotPaged as refusal:
-            if spec.backend == "paged":
+            if spec.backend == "paged" or weight_format(spec) is not None:
                 raise
             reason = refusal.reason
         else:

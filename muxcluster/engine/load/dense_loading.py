@@ -13,7 +13,7 @@ from muxcluster.engine.dense.model import DenseModel, NotDense
 from muxcluster.engine.dense.padding import Padding
 from muxcluster.engine.load.dummy import DummyWeights
 from muxcluster.engine.load.filling import fill
-from muxcluster.engine.load.hf_config import any_config
+from muxcluster.engine.load.hf_config import any_config, weight_format
 from muxcluster.engine.load.packing_cpu import pack_linears
 from muxcluster.engine.load.paged_loading import check_load_format, read_weights
 from muxcluster.engine.load.parity import check_logits
@@ -26,10 +26,13 @@ _NUM_TOKENS = 4
 def load_dense(spec: ModelSpec, device: str) -> DenseModel:
     """Return the model in `spec.path` on `device` in `spec.dtype`, read as by `load_model`.
 
-    Raises LoadError as that does, and naming config.json if its rows cannot be batched.
+    Raises LoadError as that does, and naming config.json if its rows cannot be batched, or its
+    weights are quantised or to be.
     """
     check_load_format(spec)
     directory = Path(spec.path)
+    if weight_format(spec) is not None:
+        raise LoadError(directory / "config.json", "the dense backend runs no quantised weights")
     config = any_config(directory, trust_remote_code=spec.trust_remote_code)
     with quiet_loading():
         if spec.load_format == "dummy":

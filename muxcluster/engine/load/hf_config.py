@@ -9,8 +9,14 @@ from transformers import AutoConfig, PretrainedConfig
 
 from muxcluster.core.errors import LoadError
 from muxcluster.core.inputs.json_file import read_json_object
+from muxcluster.core.unitspec import ModelSpec
 from muxcluster.placement.shapes.config_values import ShapeError
-from muxcluster.placement.shapes.weight_format import stored_format
+from muxcluster.placement.shapes.weight_format import (
+    QUANTIZE,
+    WeightFormat,
+    quantisation_of,
+    stored_format,
+)
 
 # Names that `ModelSpec.dtype` may have.
 DTYPES: Mapping[str, torch.dtype] = {
@@ -55,22 +61,34 @@ def any_config(directory: Path, *, trust_remote_code: bool = False) -> Pretraine
         )
     except Exception as error:  # transformers raises whatever a bad value leads to
         raise LoadError(file, f"not a model configuration: {_first_line(error)}") from error
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config  # else transformers would make layers of its own
+    for part in (config, config.get_text_config()):
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config  # else transformers would make layers of its own
     return config
 
 
 def quantisation(directory: Path) -> Mapping[str, Any] | None:
-    """Return config.json if it says that the weights are quantised, else None.
+    """Return config.json's `quantization_config`, None: weights are stored as they are.
 
-    Raises LoadError if it cannot be read, or as `stored_format`.
+    Raises LoadError if the file cannot be read, or as `stored_format`.
     """
     file = directory / "config.json"
     content = read_json_object(file)
     try:
-        return None if stored_format(content) is None else content
+        return None if stored_format(content) is None else quantisation_of(content)
     except ShapeError as error:
         raise LoadError(file, str(error)) from error
+
+
+def weight_format(spec: ModelSpec) -> WeightFormat | None:
+    """Return the format of the model's linears once loaded, None: they are not quantised.
+
+    Raises LoadError as `quantisation`.
+    """
+    found = quantisation(Path(spec.path))
+    if found is None:
+        return QUANTIZE.get(spec.quantize)
+    return stored_format({"quantization_config": found})
 
 
 def _first_line(error: Exception) -> str:

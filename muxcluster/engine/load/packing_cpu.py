@@ -3,7 +3,6 @@
 Uses two private operators of torch; if they are missing or wrong, plain linears stay.
 """
 
-import math
 from functools import cached_property, lru_cache
 from weakref import WeakKeyDictionary
 
@@ -12,9 +11,7 @@ from torch import Tensor, nn
 
 from muxcluster.engine.quantised.cpu_products import fast_linear
 from muxcluster.engine.quantised.linear import QuantisedLinear
-
-# up to so many rows, products have a multiple of so many rows: some 2 % more work
-_ROW_STEPS = ((32, 1), (64, 4), (256, 8), (512, 16), (math.inf, 32))
+from muxcluster.engine.quantised.rows import filled, filled_rows
 
 
 class PackedLinear(nn.Module):
@@ -39,7 +36,7 @@ class PackedLinear(nn.Module):
         num_filled = filled_rows(num_rows)
         if num_filled == num_rows:
             return _apply(inputs, self.packed, self.bias)
-        output = _apply(_filled(inputs, num_filled), self.packed, self.bias)
+        output = _apply(filled(inputs, num_filled), self.packed, self.bias)
         return output[:num_rows].view(*inputs.shape[:-1], self.out_features)
 
     def plus(self, inputs: Tensor, added: Tensor) -> Tensor:
@@ -48,27 +45,8 @@ class PackedLinear(nn.Module):
         num_filled = filled_rows(num_rows)
         if num_filled == num_rows:
             return _apply_plus(inputs, self.packed, self.bias, added)
-        rows, more = _filled(inputs, num_filled), _filled(added, num_filled)
+        rows, more = filled(inputs, num_filled), filled(added, num_filled)
         return _apply_plus(rows, self.packed, self.bias, more)[:num_rows].view(added.shape)
-
-
-def filled_rows(num_rows: int) -> int:
-    """Return with how many rows a product of `num_rows` rows is computed; the same up to 32."""
-    # oneDNN compiles a kernel for every number of rows, some 0.1 ms and 0.4 to 0.7 MiB per number
-    # and linear, and prompts come in all lengths: a worker of a tiny model grew from 300 to 830 MiB
-    # within 4,000 requests. Few numbers of rows are few kernels; how many of them a worker keeps is
-    # bounded by its environment (`owner_link.ONE_THREAD`).
-    step = next(step for most, step in _ROW_STEPS if num_rows <= most)
-    return -(-num_rows // step) * step
-
-
-def _filled(inputs: Tensor, num_rows: int) -> Tensor:
-    """Return [..., features] as [num_rows, features], the last rows zeros."""
-    flat = inputs.reshape(-1, inputs.shape[-1])
-    filled = flat.new_empty((num_rows, flat.shape[1]))
-    filled[: len(flat)] = flat
-    filled[len(flat) :] = 0
-    return filled
 
 
 def pack_linears(model: nn.Module) -> int:

@@ -20,7 +20,7 @@ from muxcluster.engine.forward.attention import ATTENTION_NAME
 from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.engine.load.dummy import DummyWeights
 from muxcluster.engine.load.filling import fill
-from muxcluster.engine.load.hf_config import DTYPES, quantisation, read_config
+from muxcluster.engine.load.hf_config import DTYPES, read_config, weight_format
 from muxcluster.engine.load.merging import merge_products
 from muxcluster.engine.load.parity import check_forward, has_llama_layers
 from muxcluster.engine.load.probe import probe
@@ -49,7 +49,7 @@ def load_model(
     directory = Path(spec.path)
     config = read_config(directory, trust_remote_code=spec.trust_remote_code)
     with quiet_loading():
-        if group is not None or spec.quantize or quantisation(directory) is not None:
+        if group is not None or weight_format(spec) is not None:
             model = load_by_tensor(config, spec, device, group)
         elif spec.load_format == "dummy":
             model = fill(skeleton(config, spec), DummyWeights(spec.seed, device), device)

@@ -1,6 +1,7 @@
 """Fills a model tensor by tensor: one rank's part, of which no rank ever holds all, or one whose
 linears are quantised."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +17,16 @@ from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.engine.load.division.stored_weights import WeightFiles
 from muxcluster.engine.load.dummy import DummyWeights
 from muxcluster.engine.load.filling import WeightSource, fill
-from muxcluster.engine.load.hf_config import quantisation
+from muxcluster.engine.load.hf_config import quantisation, weight_format
 from muxcluster.engine.load.skeleton import skeleton
 from muxcluster.engine.load.weights import check_weight_files, tensors_by_file
 from muxcluster.engine.quantised.formats import BadTensors, read_weight
 from muxcluster.engine.quantised.replacing import LinearSource, NoPart, replace_linears
 from muxcluster.engine.quantised.rounding import quantised
 from muxcluster.engine.quantised.weight import QuantisedWeight
-from muxcluster.placement.shapes.weight_format import QUANTIZE, WeightFormat, stored_format
+from muxcluster.placement.shapes.weight_format import WeightFormat
+
+logger = logging.getLogger(__name__)
 
 
 def load_by_tensor(
@@ -59,23 +62,39 @@ def _quantise(
 ) -> None:
     """Give the model the quantised linears of its files, or those that `spec` asks for."""
     file = Path(spec.path, "config.json")
-    found = quantisation(Path(spec.path))
-    form = QUANTIZE.get(spec.quantize) if found is None else stored_format(found)
+    found, form = quantisation(Path(spec.path)), weight_format(spec)
     if form is None:
         return
     linears: LinearSource
     if found is None or not isinstance(source, WeightFiles):
         linears = _Rounded(source, form, model)
     else:
-        linears = _Stored(source, found["quantization_config"], file)
+        linears = _Stored(source, found, file)
     try:
         num_replaced = replace_linears(
             model, linears, parts, device, rounds_inputs=form.rounds_inputs
         )
     except NoPart as error:
         raise LoadError(file, f"cannot be divided: {error}") from error
+    if not num_replaced and found is None:
+        raise LoadError(file, f"quantize {spec.quantize}: this kind of model has no linears for it")
     if not num_replaced:
         raise LoadError(file, "speaks of quantised weights, and the files have none")
+    _tell_of_others(model, spec)
+
+
+def _tell_of_others(model: Any, spec: ModelSpec) -> None:
+    """Log linears of the layers that are left as they are: the plan counts them as quantised."""
+    head = model.get_output_embeddings()
+    plain = {
+        name: each
+        for name, each in model.named_modules()
+        if type(each) is nn.Linear and each is not head
+    }
+    if plain:
+        size = sum(each.weight.nbytes for each in plain.values()) / 2**30
+        message = "%s: %d linears are not quantised, such as %s: up to %.2f GiB more than planned"
+        logger.warning(message, spec.name, len(plain), min(plain), size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +108,7 @@ class _Stored:
     def linear(self, name: str, linear: nn.Linear) -> QuantisedWeight | None:
         try:
             weight = read_weight(lambda ending: self.files.tensor(f"{name}.{ending}"), self.found)
-        except BadTensors as error:
+        except (BadTensors, ValueError, RuntimeError, IndexError) as error:
             raise LoadError(self.file, f"{name}: {error}") from error
         shape = tuple(linear.weight.shape)
         if weight is not None and weight.shape != shape:
@@ -107,7 +126,7 @@ class _Rounded:
     model: Any
 
     def linear(self, name: str, linear: nn.Linear) -> QuantisedWeight | None:
-        if linear is self.model.get_output_embeddings():
+        if linear is self.model.get_output_embeddings() or linear.in_features % 2:
             return None
         weight = f"{name}.weight"
         whole: Tensor = self.source.parts((weight,), linear.weight, None)[weight]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from muxcluster.engine.quantised.linear import QuantisedLinear, rounded
+from muxcluster.engine.quantised.rows import filled, filled_rows
 from muxcluster.engine.quantised.weight import QuantisedWeight, packed
 from muxcluster.kernels.quantised_product import MIDDLE, unpacked
 
@@ -44,9 +45,13 @@ class Int8Linear(FastLinear):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map [..., in] to [..., out]."""
-        values, scales = rounded(inputs.reshape(-1, self.in_features))
+        flat = inputs.reshape(-1, self.in_features)
+        num_rows = len(flat)
+        if filled_rows(num_rows) != num_rows:
+            flat = filled(flat, filled_rows(num_rows))
+        values, scales = rounded(flat)
         output = self._multiply(values, self.packed, self.scales, self.zeros)
-        output.mul_(scales)
+        output = output.mul_(scales)[:num_rows]
         if self.bias is not None:
             output.add_(self.bias)
         return output.to(inputs.dtype).view(*inputs.shape[:-1], self.out_features)

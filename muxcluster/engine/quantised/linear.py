@@ -70,7 +70,7 @@ class QuantisedLinear(nn.Module):
 
     def release(self) -> None:
         """Let go of the weight; the layer cannot be used after that."""
-        del self.values, self.scales, self.zeros
+        del self.values, self.scales, self.zeros, self.order
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map [..., in] to [..., out]."""

@@ -1,9 +1,9 @@
 """Puts quantised linears in the place of a model's ordinary ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from muxcluster.engine.quantised.linear import QuantisedLinear
 from muxcluster.engine.quantised.weight import QuantisedWeight
@@ -69,3 +69,27 @@ def replace_linears(
         model.set_submodule(name, layer)
         num_replaced += 1
     return num_replaced
+
+
+def put_linears(
+    model: nn.Module, tensor_of: Callable[[str], Tensor | None], *, rounds_inputs: bool
+) -> None:
+    """Put quantised linears where another process's copy of `model` has them.
+
+    tensor_of: its tensors by name, None: there is none of that name. Biases stay.
+    """
+    for name, linear in list(model.named_modules()):
+        values, scales = (tensor_of(f"{name}.{leaf}") for leaf in ("values", "scales"))
+        if type(linear) is not nn.Linear or values is None or scales is None:
+            continue
+        weight = QuantisedWeight(
+            values,
+            scales,
+            tensor_of(f"{name}.zeros"),
+            linear.in_features // scales.shape[1],
+            tensor_of(f"{name}.order"),
+        )
+        layer = QuantisedLinear(
+            weight, linear.bias, linear.weight.dtype, rounds_inputs=rounds_inputs
+        )
+        model.set_submodule(name, layer)

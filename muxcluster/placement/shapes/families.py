@@ -37,6 +37,11 @@ _SHAPES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+def runs_dense(config: Mapping[str, Any]) -> bool:
+    """Return whether models of this config.json's type run on the dense backend alone."""
+    return config.get("model_type") in _DENSE
+
+
 def undivided(config: Mapping[str, Any]) -> str:
     """Return why a model of this config.json cannot be divided over GPUs.
 

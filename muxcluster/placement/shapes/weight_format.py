@@ -63,11 +63,9 @@ def stored_format(config: Mapping[str, Any]) -> WeightFormat | None:
 
     Raises ShapeError for a method or a variant of one that cannot be served.
     """
-    found = config.get("quantization_config")
+    found = quantisation_of(config)
     if found is None:
         return None
-    if not isinstance(found, Mapping):
-        raise ShapeError(f"quantization_config is {found!r:.80}, expected an object")
     method = found.get("quant_method")
     read = _METHODS.get(str(method))
     if read is None:
@@ -76,26 +74,38 @@ def stored_format(config: Mapping[str, Any]) -> WeightFormat | None:
     return read(found)
 
 
+def quantisation_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the `quantization_config` of a config.json, or of its text part. Raises ShapeError."""
+    text = config.get("text_config")
+    parts = (config, text) if isinstance(text, Mapping) else (config,)
+    given = (part.get("quantization_config") for part in parts)
+    found = next((each for each in given if each is not None), None)
+    if found is not None and not isinstance(found, Mapping):
+        raise ShapeError(f"quantization_config is {found!r:.80}, expected an object")
+    return found
+
+
 def _awq(found: Mapping[str, Any]) -> WeightFormat:
     version = str(found.get("version", "gemm")).lower()
     if version != "gemm":
         raise ShapeError(f"AWQ weights of version {version!r:.80} cannot be served, only 'gemm'")
-    bits = integer(found, "bits", 1)
+    bits = found.get("bits")
     if bits != 4:
-        raise ShapeError(f"AWQ weights of {bits} bits cannot be served, only of 4")
+        raise ShapeError(f"AWQ weights of {bits!r:.80} bits cannot be served, only of 4")
     return WeightFormat("int4", _group(found), has_zeros=flag(found, "zero_point", True))
 
 
 def _gptq(found: Mapping[str, Any]) -> WeightFormat:
-    bits = integer(found, "bits", 1)
-    if bits not in (4, 8):
-        raise ShapeError(f"GPTQ weights of {bits} bits cannot be served, only of 4 or 8")
+    bits = found.get("bits")
+    if type(bits) is not int or bits not in (4, 8):
+        raise ShapeError(f"GPTQ weights of {bits!r:.80} bits cannot be served, only of 4 or 8")
     kind: Kind = "int4" if bits == 4 else "int8"
     return WeightFormat(kind, _group(found), has_zeros=not flag(found, "sym", True))
 
 
 def _fp8(found: Mapping[str, Any]) -> WeightFormat:
-    return WeightFormat("fp8", group=_block_columns(found.get("weight_block_size", [128, 128])))
+    size = found.get("weight_block_size", [128, 128])
+    return WeightFormat("fp8", group=0 if size is None else _block_columns(size))
 
 
 def _compressed_tensors(found: Mapping[str, Any]) -> WeightFormat:
@@ -112,7 +122,9 @@ def _of_group(name: str, group: Any) -> WeightFormat:
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         raise ShapeError(f"config_groups.{name} says nothing of weights")
-    kind = _KINDS.get((weights.get("type", "int"), weights.get("num_bits", 8)))
+    stored, bits = weights.get("type", "int"), weights.get("num_bits", 8)
+    is_named = isinstance(stored, str) and type(bits) is int
+    kind = _KINDS.get((stored, bits)) if is_named else None
     strategy = str(weights.get("strategy", "group" if weights.get("group_size") else "tensor"))
     if kind is None or strategy not in ("tensor", "channel", "group", "block"):
         what = f"{weights.get('num_bits')}-bit {weights.get('type')} weights by {strategy!r}"
@@ -139,7 +151,7 @@ _METHODS = {
 def _group(found: Mapping[str, Any]) -> int:
     """Return group_size, where -1 means a whole row."""
     size = found.get("group_size", 128)
-    if not isinstance(size, int) or not (size == -1 or size > 0):
+    if type(size) is not int or not (size == -1 or size > 0):
         raise ShapeError(f"group_size is {size!r:.80}, expected a positive number or -1")
     return max(0, size)
 

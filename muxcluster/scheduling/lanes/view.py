@@ -122,10 +122,13 @@ class LaneView:
         return self._packing.may_prefill(model)
 
     def is_awaited(self, model: ModelState) -> bool:
-        """True where an interactive request of `model` waits for its prompt's next job."""
+        """True where an interactive request of `model` waits for its prompt's next job alone.
+
+        One that has no room yet waits for others to end, and their jobs bring that about.
+        """
         table = model.running
         if model.waiting.by_class[ServiceClass.INTERACTIVE].head is not None:
-            return True
+            return self._packing.may_prefill(model)
         rows = table.idle_prefilling()
         return len(rows) > 0 and not table.is_batch[rows].all()
 

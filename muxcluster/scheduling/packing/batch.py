@@ -149,8 +149,12 @@ class Draft:
         """How many of `rows`, in order, may decode in the job too."""
         if seconds == np.inf or len(rows) == 0:
             return len(rows)
-        lengths = self.model.running.num_tokens[rows]
-        return self._times.rows_within(seconds, self.work, lengths)
+        table = self.model.running
+        most = self._times.rows_within(seconds, self.work, table.num_tokens[rows])
+        if not table.has_runs:
+            return most
+        # rows with forced tokens compute several at once
+        return int(np.searchsorted(np.cumsum(table.uncomputed(rows)), most, side="right"))
 
     def fitting(self, rows: TableRows) -> TableRows:
         """Those of `rows`, from the first on, that a padded batch has memory for too."""

@@ -334,10 +334,13 @@ class WeightMoves:
                 return Room(wait_s, 0.0)
         standings = {other.name: other.standing(now) for other in self._all}
         mine = standings.pop(name)
+        # the new request is due after its model's target, if none waits already
+        due_s = mine.due_s if mine.due_s < math.inf else now + mine.target_s
         before = [
             other.wake_s
             for other in standings.values()
-            if other.state is WeightState.PARKED and other.due_s <= mine.due_s < math.inf
+            if other.state is WeightState.PARKED and other.due_s < math.inf
+            if other.due_s <= due_s
         ]
         room = self.policy.room_for(mine, tuple(standings.values()), self._free(), now)
         cost_s = 0.0 if each.is_claimed else room.cost_s

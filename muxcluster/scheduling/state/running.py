@@ -104,7 +104,7 @@ class RunningTable:
         these, as many as interactive ones hold now, so that their number may double.
         """
         most, held = self.max_seqs, self.num_live - self.num_batch
-        eighth = min(most - 1, -(-most // _ROWS_PER_SPARE))
+        eighth = min(self.num_rows - 1, -(-most // _ROWS_PER_SPARE))
         return min(most - held, max(eighth, min(held, self.num_rows - most)))
 
     def has_row(self, side: Side) -> bool:

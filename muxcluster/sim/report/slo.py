@@ -67,7 +67,7 @@ def _of(demand: Demand, problem: Problem) -> BaseLatency:
 def _mesh(demand: Demand, node: Node) -> int:
     room = _FULLEST * node.gpu.memory_bytes * node.gpu.usable_share
     tp = 1
-    while demand.shape.num_params * demand.itemsize > room * tp and 2 * tp <= node.num_gpus:
+    while demand.shape.weight_bytes(demand.itemsize) > room * tp and 2 * tp <= node.num_gpus:
         tp *= 2
     return tp
 

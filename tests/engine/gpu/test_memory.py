@@ -9,6 +9,7 @@ from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.decoders.kernel_decoder import KernelDecoder
 from muxcluster.engine.forward.paged_forward import Forward
 from muxcluster.engine.gpu.memory.shared import OwnedMemory, mapped_memory
+from muxcluster.engine.load.paged_loading import load_model
 from muxcluster.engine.load.parity import WholeAttention
 from tests.engine.conftest import ModelBuilder
 from tests.engine.units import spec_of
@@ -51,3 +52,18 @@ def test_a_worker_finds_the_merged_weights_in_the_owners_memory(spec: UnitSpec) 
         torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-4)
         files = {each.untyped_storage().data_ptr() for each in decoder.model.parameters()}
         assert len(files) == 1  # nothing was copied out of the owner's file
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+def test_a_worker_finds_quantised_weights(spec: UnitSpec, kind: str) -> None:
+    models = tuple(replace(model, quantize=kind) for model in spec.models)
+    quantised = replace(spec, models=models)
+    owned = OwnedMemory(quantised)
+    assert weight_bytes(owned) < 0.7 * weight_bytes(OwnedMemory(spec))
+    tokens = torch.arange(7)
+    for model in models:
+        forward = mapped_memory(quantised, owned.manifest).forwards[model.name]
+        expected = Forward(load_model(model, "cpu")).logits(tokens, tokens, WholeAttention(), None)
+        found = forward.logits(tokens, tokens, WholeAttention(), None)
+        assert torch.equal(found, expected)

@@ -16,6 +16,8 @@ from torch import Tensor
 GROUP = 32
 BLOCK = (48, 64)  # of block-wise FP8: divides no side of the models evenly
 
+WITH_HEAD = ("gptq-8",)  # whose output layer is quantised too
+
 Tensors = dict[str, Tensor]
 
 
@@ -37,7 +39,8 @@ def write(source: Path, folder: Path, method: str) -> Checkpoint:
     stored, dense = dict(weights), dict(weights)
     for name, weight in weights.items():
         linear, _, leaf = name.rpartition(".")
-        if leaf != "weight" or weight.ndim != 2 or not is_quantised(linear):
+        is_head = linear == "lm_head" and method in WITH_HEAD
+        if leaf != "weight" or weight.ndim != 2 or not (is_quantised(linear) or is_head):
             continue
         tensors, stands_for = make(weight.numpy().astype(np.float64), seed=len(name))
         del stored[name]
@@ -76,7 +79,8 @@ def _grid(
         zeros = np.full(scales.shape, (top + 1) // 2, dtype=np.int64)
     else:
         scales = (grouped.max(-1) - grouped.min(-1)) / (top - 2)
-        zeros = np.clip(np.rint(-grouped.min(-1) / scales), 1, top).astype(np.int64)
+        zeros = np.clip(np.rint(-grouped.min(-1) / scales), 0, top).astype(np.int64)
+        zeros[::3, ::2] = 0  # the least there is, which GPTQ's first version stores as a borrow
     scales = scales.astype(np.float16).astype(np.float64)
     values = np.rint(grouped / scales[..., None]) + zeros[..., None]
     return np.clip(values, 0, top).astype(np.int64).reshape(weight.shape), scales, zeros
@@ -120,7 +124,7 @@ def _gptq(bits: int, *, symmetric: bool, acts_in_order: bool = True) -> Any:  # 
         groups = (np.arange(num_in) // GROUP)[back]
         tensors = {
             "qweight": words(values[:, back], bits).T,
-            "qzeros": words(zeros.T - 1, bits),
+            "qzeros": words(zeros.T, bits) - sum(1 << place for place in range(0, 32, bits)),
             "scales": _half(scales).T,
             "g_idx": torch.from_numpy(groups).int(),
         }
@@ -131,7 +135,7 @@ def _gptq(bits: int, *, symmetric: bool, acts_in_order: bool = True) -> Any:  # 
     return make
 
 
-def _packed(bits: int, *, symmetric: bool) -> Any:
+def _packed(bits: int, *, symmetric: bool, packs_zeros: bool = True) -> Any:
     def make(weight: NDArray[np.float64], *, seed: int) -> tuple[Tensors, NDArray[np.float64]]:
         values, scales, zeros = _grid(weight, bits, symmetric=symmetric)
         tensors = {
@@ -141,6 +145,8 @@ def _packed(bits: int, *, symmetric: bool) -> Any:
         }
         if not symmetric:
             tensors["weight_zero_point"] = words(zeros.T, bits).T
+            if not packs_zeros:
+                tensors["weight_zero_point"] = torch.from_numpy(zeros - 2 ** (bits - 1)).char()
         return tensors, _stand_for(values, scales, zeros)
 
     return make
@@ -205,6 +211,10 @@ METHODS: Mapping[str, tuple[Any, dict[str, Any]]] = {
     ),
     "packed-4": (_packed(4, symmetric=True), _by_group(4, symmetric=True)),
     "packed-4-zeros": (_packed(4, symmetric=False), _by_group(4, symmetric=False)),
+    "packed-4-int8-zeros": (
+        _packed(4, symmetric=False, packs_zeros=False),
+        _by_group(4, symmetric=False),
+    ),
     "packed-8": (_packed(8, symmetric=True), _by_group(8, symmetric=True)),
     "int8": (
         _int8,
@@ -216,6 +226,7 @@ METHODS: Mapping[str, tuple[Any, dict[str, Any]]] = {
         _fp8,
         _compressed({"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}),
     ),
+    "fp8-auto": (_fp8, {"quant_method": "fp8", "activation_scheme": "dynamic"}),
     "fp8-blocks": (
         _blocks,
         {"quant_method": "fp8", "weight_block_size": list(BLOCK), "activation_scheme": "dynamic"},

@@ -10,7 +10,10 @@ from transformers import AutoModelForCausalLM
 
 from muxcluster.config.facts import quantised as with_quantised
 from muxcluster.config.facts import read_facts
+from muxcluster.core.errors import LoadError
 from muxcluster.engine.forward.paged_forward import Forward
+from muxcluster.engine.load.backends import load
+from muxcluster.engine.load.dense_loading import load_dense
 from muxcluster.engine.load.packing_cpu import pack_linears
 from muxcluster.engine.load.paged_loading import load_model
 from muxcluster.engine.load.parity import WholeAttention
@@ -18,6 +21,7 @@ from muxcluster.engine.quantised.cpu_products import Int4Linear, Int8Linear, fas
 from muxcluster.engine.quantised.linear import QuantisedLinear
 from muxcluster.engine.quantised.rounding import quantised
 from muxcluster.engine.quantised.weight import CannotCut, joined
+from muxcluster.placement.shapes.config_values import ShapeError
 from muxcluster.placement.shapes.weight_format import QUANTIZE, WeightFormat
 from tests.engine.conftest import ModelBuilder
 from tests.engine.driver import drivers, ragged, unit_of
@@ -147,3 +151,14 @@ def test_the_plan_counts_the_bytes_that_are_held(tiny: ModelBuilder, kind: str) 
     facts = with_quantised(read_facts(source), kind)
     assert held == pytest.approx(facts.shape.weight_bytes(4), rel=0.02)
     assert held < 0.7 * read_facts(source).shape.weight_bytes(4)
+
+
+def test_the_dense_backend_refuses_them(tiny: ModelBuilder) -> None:
+    source = tiny("bloom")
+    with pytest.raises(ShapeError, match="the dense backend, which this type of model needs"):
+        with_quantised(read_facts(source), "int8")
+    spec = model_spec(source, "m", quantize="int8")
+    with pytest.raises(LoadError, match="config.json: .*cannot be served from a paged cache"):
+        load(spec, "cpu")
+    with pytest.raises(LoadError, match="config.json: the dense backend runs no quantised weights"):
+        load_dense(spec, "cpu")

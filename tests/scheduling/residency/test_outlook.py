@@ -83,3 +83,14 @@ def test_a_wake_under_way_and_requests_that_wait_already_cost_nothing_more() -> 
     assert wait_s == pytest.approx(WAKE_S) and cost_s == 0.0
     assert outlook(rig, "c")[1] == 0.0
     rig.run()
+
+
+def test_wakes_that_others_wait_for_come_first() -> None:
+    names = ("a", "b", "c", "d")
+    rig = rig_of(*(weighed(name, rate_per_s=0.001) for name in names), room=1)
+    rig.add(request("1", "b"))
+    run_to_a_wake(rig)
+    one_s, _ = outlook(rig, "d")
+    rig.add(request("2", "c"))
+    two_s, _ = outlook(rig, "d")
+    assert two_s == pytest.approx(one_s + WAKE_S, abs=0.1)

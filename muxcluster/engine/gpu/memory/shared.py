@@ -1,6 +1,6 @@
 """A unit's memory: the owner allocates it once, and workers map it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -15,13 +15,14 @@ from muxcluster.engine.gpu.memory.files import SharedFiles, opened
 from muxcluster.engine.gpu.memory.ipc import DeviceExports, DeviceImports, check_plain_memory
 from muxcluster.engine.gpu.memory.manifest import Manifest, Region, manifest_of, tensors_of
 from muxcluster.engine.gpu.memory.model_tensors import put_tensors, tensors_in
-from muxcluster.engine.load.hf_config import NotPaged, read_config
+from muxcluster.engine.load.hf_config import NotPaged, read_config, weight_format
 from muxcluster.engine.load.merging import merge_products
 from muxcluster.engine.load.paged_loading import load_model
 from muxcluster.engine.load.parity import has_llama_layers
 from muxcluster.engine.load.skeleton import skeleton
 from muxcluster.engine.memory.arena import HOST, Arena
 from muxcluster.engine.memory.pinning import pin
+from muxcluster.engine.quantised.replacing import put_linears
 from muxcluster.engine.steps.runner import UnitMemory
 
 _NOT_HERE = "partition mps runs paged models only: use policy.partition green or none"
@@ -100,10 +101,23 @@ def mapped_memory(spec: UnitSpec, manifest: Manifest) -> UnitMemory:
     forwards = {}
     for each in spec.models:
         model = skeleton(read_config(Path(each.path)), each).eval()
+        _like_the_owners(model, each, tensors)
         names = tensors_in(model)
         put_tensors(model, {name: tensors[_weight(each.name, name)] for name in names})
         forwards[each.name] = forward_on_gpu(model, each, fuses=spec.fuses_layers)
     return UnitMemory(forwards, Arena(spec, take))
+
+
+def _like_the_owners(model: nn.Module, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> None:
+    """Put quantised linears where the owner's model has them."""
+    form = weight_format(spec)
+    if form is None:
+        return
+
+    def tensor_of(name: str) -> Tensor | None:
+        return tensors.get(_weight(spec.name, name))
+
+    put_linears(model, tensor_of, rounds_inputs=form.rounds_inputs)
 
 
 def _opener(device: torch.device) -> Callable[[Region], Tensor]:

@@ -64,6 +64,7 @@ class Division:
     # embeddings, head: by name, "" where not divided
     embeddings: str
     head: str
+    vocab_size: int  # rows of the whole head
 
 
 def bounds(length: int, group: RankGroup) -> tuple[int, int]:
@@ -98,7 +99,7 @@ def connect(model: Foreign, division: Division, group: RankGroup) -> None:
         model.set_submodule(division.embeddings, SummedEmbedding(part, first, group))
     if division.head:
         part = model.get_submodule(division.head)
-        model.set_submodule(division.head, GatheredLinear(part, part.out_features, group))
+        model.set_submodule(division.head, GatheredLinear(part, division.vocab_size, group))
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.out_features, module.in_features = module.weight.shape
@@ -135,7 +136,8 @@ def _divide(model: Foreign, group: RankGroup) -> Division:
     for name in filter(None, (embeddings, head)):
         for weight, each in model.get_submodule(name).named_parameters():
             parts[f"{name}.{weight}"] = Part(0, (bounds(len(each), group),))
-    return Division(parts, tuple(summed), tuple(experts), owners, heads, embeddings, head)
+    rows = len(model.get_output_embeddings().weight) if head else 0
+    return Division(parts, tuple(summed), tuple(experts), owners, heads, embeddings, head, rows)
 
 
 def _planned(model: Foreign) -> Iterator[tuple[str, Foreign, str]]:

@@ -12,6 +12,8 @@ from muxcluster.core.errors import LoadError
 from muxcluster.engine.load.division.part import Part
 from muxcluster.engine.load.division.stored_names import expert_spellings, spellings
 
+_QUANTISED = ("I8", "F8_E4M3", "F8_E5M2")  # types, as safetensors names them, that need scales
+
 
 class WeightFiles:
     """A `WeightSource` of safetensors; only the requested bytes are read.
@@ -83,6 +85,9 @@ class WeightFiles:
         shape = tuple(tensor.get_shape())
         if shape != asked:
             raise LoadError(shard, f"{name} has shape {shape}, config.json asks for {asked}")
+        kind = tensor.get_dtype()
+        if kind in _QUANTISED:
+            raise LoadError(shard, f"{name} is stored as {kind}, and without a scale")
         if part is None:
             whole: Tensor = tensor[(slice(None),) * len(shape)]
             return whole
