@@ -22,7 +22,7 @@ contents = (
     (
         "Guides",
         "guides",
-        "plan simulate openai-api structured-outputs tools interactive-and-batch batch-jobs "
+        "plan quantised simulate openai-api structured-outputs tools interactive-and-batch batch-jobs "
         "any-model monitoring upgrades",
     ),
     (

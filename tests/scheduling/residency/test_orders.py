@@ -78,7 +78,7 @@ def test_a_long_request_is_interrupted_and_goes_on_after_the_hold() -> None:
     rig.order("a", HOLD)
     rig.settle()
     assert rig.resident == {"b"} and "1" not in rig.ends  # b, as there is room now
-    assert WAKE_S <= rig.moves[0][0] - 100.0 < 1.0
+    assert WAKE_S / 2 <= rig.moves[0][0] - 100.0 < 1.0  # its turn to drain first
     rig.order("a", WAKE)
     rig.run()
     assert end_of(rig, "1").num_preemptions == 1
