@@ -56,6 +56,7 @@ from bench.fidelity.setups import (
 )
 from bench.fidelity.speed import MachineSpeed, SpeedProbe
 from bench.harness import ROOT, Bench, make_parser
+from bench.processes import settle
 from muxcluster.config.load import load_config
 from muxcluster.config.planner_input import nodes_of
 from muxcluster.config.planning import plan_for
@@ -201,7 +202,7 @@ def served(spec: UnitSpec, case: Case, seed: int, profiled: Profiled) -> list[li
     found = []
     with Session(spec, seed) as session:
         session.serve(case.warm_up)
-        session.settle()
+        settle()
         speed = profiled.probe.now(is_quick=True)
         for stretch in case.stretches:
             tries, speed = tries_of(session, stretch, speed, profiled)

@@ -2,8 +2,14 @@
 
 import os
 import re
+import time
 from pathlib import Path
 
+from muxcluster.engine.processes.executor import SETTLED_S
+
+_POLL_S = 2.0
+_IDLE_S = 0.1  # processor seconds within _POLL_S
+_MOST_SETTLING_S = 60.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -22,6 +28,21 @@ def cpu_seconds(root: int) -> dict[str, float]:
             seconds = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
             used[name] = used.get(name, 0.0) + seconds
     return used
+
+
+def settle() -> None:
+    """Wait until a unit that this process has just started has made its spare owner.
+
+    That takes seconds of all processors, once in a unit's life, some ten seconds after its start:
+    what is measured meanwhile is something else.
+    """
+    time.sleep(SETTLED_S)
+    give_up_s = time.monotonic() + _MOST_SETTLING_S
+    while time.monotonic() < give_up_s:
+        before_s = sum(cpu_seconds(os.getpid()).values())
+        time.sleep(_POLL_S)
+        if sum(cpu_seconds(os.getpid()).values()) - before_s < _IDLE_S:
+            return
 
 
 def descendants(root: int) -> set[int]:

@@ -15,15 +15,12 @@ from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.served import JobRecord
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.processes.executor import SETTLED_S
 from muxcluster.engine.unit.unit import Unit
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.metrics.records import Record, RecordLog, Records
 
 _LIMIT_S = 600.0
 _POLL_S = 2.0  # the unit keeps the last 4096 jobs
-_MOST_SETTLING_S = 60.0
-_IDLE_S = 0.1  # processor seconds within _POLL_S
 
 
 @dataclass(slots=True)
@@ -136,20 +133,6 @@ class Session:
     def __exit__(self, *_: object) -> None:
         gc.unfreeze()
         self._unit.close()
-
-    def settle(self) -> None:
-        """Wait until the unit has made its spare owner, and its processes do nothing.
-
-        That takes seconds of all processors, once in a unit's life, which no case is about.
-        """
-        time.sleep(SETTLED_S)
-        give_up_s = time.monotonic() + _MOST_SETTLING_S
-        while time.monotonic() < give_up_s:
-            before = ProcessorTime.now()
-            time.sleep(_POLL_S)
-            after = ProcessorTime.now()
-            if before is None or after is None or after.ours_s - before.ours_s < _IDLE_S:
-                return
 
     def serve(self, asked: Sequence[Arrival], slowness: float = 1.0) -> Served:
         """Serve `asked`, sent at `slowness` times their times, and wait for all.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jsonschema import Draft202012Validator
 
+from bench.processes import settle
 from bench.structured.steps import NAME
 from muxcluster.constraints import grammars
 from muxcluster.core.events import FinishReason, TokenDelta
@@ -44,6 +45,7 @@ class Asker:
         self._chance = np.random.default_rng(0)
         self._unit = Unit(spec, self._hear)
         self._unit.start()
+        settle()
 
     def close(self) -> None:
         """End the unit."""
