@@ -25,8 +25,8 @@ from muxcluster.engine.load.merging import merge_products
 from muxcluster.engine.load.parity import check_forward, has_llama_layers
 from muxcluster.engine.load.probe import probe
 from muxcluster.engine.load.quiet import quiet_loading
-from muxcluster.engine.load.rank_loading import load_by_tensor
 from muxcluster.engine.load.skeleton import refusal, skeleton
+from muxcluster.engine.load.tensor_loading import load_by_tensor
 from muxcluster.engine.load.weights import check_weight_files
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from muxcluster.config.facts import read_facts
 from muxcluster.core.errors import LoadError
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec
-from muxcluster.engine.load import rank_loading
+from muxcluster.engine.load import tensor_loading
 from muxcluster.engine.load.division import plans
 from muxcluster.engine.load.division.division import bounds
 from muxcluster.engine.load.division.group import RankGroup
@@ -48,13 +48,13 @@ LOADABLE = pytest.mark.parametrize("name", FAMILIES)
 @pytest.fixture(autouse=True)
 def one_skeleton_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks are processes: these threads share the generator that some weights start from."""
-    lock, make = threading.Lock(), rank_loading.skeleton
+    lock, make = threading.Lock(), tensor_loading.skeleton
 
     def locked(*asked: Any) -> nn.Module:
         with lock:
             return make(*asked)
 
-    monkeypatch.setattr(rank_loading, "skeleton", locked)
+    monkeypatch.setattr(tensor_loading, "skeleton", locked)
 
 
 def built(tiny: ModelBuilder, name: str) -> Path:

@@ -2,8 +2,14 @@
 
 import pytest
 
-from muxcluster.core.residency import MoveKind, Residency, WeightOrder
-from tests.scheduling.residency.world import WAKE_S, TightRig, tight_spec, weighed
+from muxcluster.core.residency import Residency, WeightOrder
+from tests.scheduling.residency.world import (
+    WAKE_S,
+    TightRig,
+    run_to_a_wake,
+    tight_spec,
+    weighed,
+)
 from tests.scheduling.rig import request
 
 
@@ -13,15 +19,6 @@ def rig_of(*models, room: int) -> TightRig:
 
 def outlook(rig: TightRig, model: str) -> tuple[float, float]:
     return tuple(rig.scheduler.outlook(model, rig.now))
-
-
-def run_to_a_wake(rig: TightRig) -> None:
-    for _ in range(100):
-        rig.launch()
-        if rig.moving is not None and rig.moving[1].kind is MoveKind.WAKE:
-            return
-        rig.step()
-    raise AssertionError("nothing wakes")
 
 
 def test_who_is_resident_waits_for_nothing() -> None:

@@ -7,7 +7,13 @@ from muxcluster.core.request import ServiceClass, Slo
 from muxcluster.core.residency import MoveKind, Residency
 from muxcluster.core.served import ModelStats
 from muxcluster.scheduling.residency.moves import resident_at_start
-from tests.scheduling.residency.world import WAKE_S, TightRig, tight_spec, weighed
+from tests.scheduling.residency.world import (
+    WAKE_S,
+    TightRig,
+    run_to_a_wake,
+    tight_spec,
+    weighed,
+)
 from tests.scheduling.rig import request, unit_spec
 
 ON_DEMAND = Residency.ON_DEMAND
@@ -32,16 +38,6 @@ def end_of(rig: TightRig, name: str) -> Finished:
     end = rig.ends[name]
     assert isinstance(end, Finished)
     return end
-
-
-def run_to_a_wake(rig: TightRig) -> None:
-    """Until a wake is under way."""
-    for _ in range(100):
-        rig.launch()
-        if rig.moving is not None and rig.moving[1].kind is MoveKind.WAKE:
-            return
-        rig.step()
-    raise AssertionError("nothing wakes")
 
 
 def test_at_the_start_those_that_always_are_come_first_then_by_rate_as_they_fit() -> None:

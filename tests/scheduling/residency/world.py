@@ -211,3 +211,13 @@ class TightRig(Rig):
         else:
             self.now = max(self.now, first_s)
         self._note_waits()
+
+
+def run_to_a_wake(rig: TightRig) -> None:
+    """Until a wake is under way."""
+    for _ in range(100):
+        rig.launch()
+        if rig.moving is not None and rig.moving[1].kind is MoveKind.WAKE:
+            return
+        rig.step()
+    raise AssertionError("nothing wakes")

@@ -49,10 +49,7 @@ class WeightFiles:
         stored = self._stored(name)
         if not stored:
             return None
-        shard = self._shards[stored]
-        if shard not in self._open:
-            self._open[shard] = safe_open(shard, framework="pt")
-        whole: Tensor = self._open[shard].get_tensor(stored)
+        whole: Tensor = self._opened(self._shards[stored]).get_tensor(stored)
         return whole
 
     def _part(self, name: str, like: Tensor, part: Part | None) -> Tensor:
@@ -79,9 +76,7 @@ class WeightFiles:
         if not stored:
             raise LoadError(self._file, f"lacks tensor {name}")
         shard = self._shards[stored]
-        if shard not in self._open:
-            self._open[shard] = safe_open(shard, framework="pt")
-        tensor = self._open[shard].get_slice(stored)
+        tensor = self._opened(shard).get_slice(stored)
         shape = tuple(tensor.get_shape())
         if shape != asked:
             raise LoadError(shard, f"{name} has shape {shape}, config.json asks for {asked}")
@@ -93,6 +88,11 @@ class WeightFiles:
             return whole
         pieces = [tensor[index] for index in part.slices(len(shape))]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, part.axis)
+
+    def _opened(self, shard: Path) -> Any:
+        if shard not in self._open:
+            self._open[shard] = safe_open(shard, framework="pt")
+        return self._open[shard]
 
     def _stored(self, name: str) -> str:
         """Return the name in the files, "" if it is in none."""
