@@ -8,7 +8,8 @@ runs. No constant is fitted to any case: what the simulator knows of this machin
 
 A host's other guests make a machine slower or faster by tens of percent within minutes, as no
 simulator can know. So a case is served in stretches of some seconds, and fixed work, forwards of a
-model in a process of its own, is timed beside the profile and between the stretches. Requests are
+model in a process of its own, is timed between the parts of the profile and the stretches. All
+seconds of the profile are stated at one speed. Requests are
 sent, and all times are taken, in units of that work: on a machine that is a tenth slower now, a
 tenth later. A stretch beside which others took more than a few hundredths of the processors, or
 over which the fixed work's time changed by more than a tenth, is served again, a few times at most,
@@ -21,7 +22,6 @@ Claims, medians over the cases of the relative error of the simulated figure:
 """
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +33,7 @@ from typing import Any
 sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.fidelity.profiling import MOST_DRIFT, MOST_TRIES, Grid, Profiled, profiled
 from bench.fidelity.rows import (
     Part,
     Side,
@@ -80,54 +81,19 @@ QUICK = (SETUPS[0], SETUPS[2])
 # Of capacity. Just below and above it waits multiply every error, this machine's own drift too.
 LOADS = (0.4, 0.7, 1.4)
 QUICK_LOADS = (0.4, 1.4)
-# Grids of `muxcluster profile`: all batches at all lengths, and many rows at one.
-GRIDS = (("1,4,16", "16,64,160"), ("48", "64"))
-QUICK_GRIDS = (("1,8", "16,96"),)
+# All batches at all lengths, and many rows at one.
+GRIDS = (
+    Grid("1,16", "160", has_pairs=True),
+    Grid("1,16", "16,64"),
+    Grid("4", "16,64,160"),
+    Grid("48", "64"),
+)
+QUICK_GRIDS = (Grid("1,8", "16,96", has_pairs=True),)
 _NUM_FOR_CAPACITY = 400
 # Share of all processors that others may take while a stretch is served; the kernel's own threads
 # take one hundredth here.
 _MOST_OTHERS = 0.03
-_MOST_DRIFT = 0.10  # of the seconds of fixed work, from before a stretch to after it
-_MOST_TRIES = 3
 _RATE_PER_S = 10.0  # in the configuration: its plan is for any rate
-
-
-@dataclass(frozen=True, slots=True)
-class Profiled:
-    """Measurements of this machine."""
-
-    files: Sequence[Path]
-    speed: MachineSpeed  # before and after they were made, the mean
-    probe: SpeedProbe  # tells the speed at any later time
-
-
-def profiled_at_one_speed(
-    probe: SpeedProbe, folder: Path, config: Path, grids: Sequence[tuple[str, str]], repeats: int
-) -> Profiled:
-    """Profile until the machine kept its speed meanwhile, or often enough."""
-    for _ in range(_MOST_TRIES):
-        before = probe.now()
-        files = profile(folder, config, grids, repeats)
-        after = probe.now()
-        print(f"profile: {before} before, {after} after", flush=True)
-        if after.drift_from(before) <= _MOST_DRIFT:
-            break
-    return Profiled(files, before.mean(after), probe)
-
-
-def profile(
-    folder: Path, config: Path, grids: Sequence[tuple[str, str]], repeats: int
-) -> list[Path]:
-    """Measure this machine with the models of `config`. Returns files."""
-    paths = []
-    for number, (batches, lengths) in enumerate(grids):
-        path = folder / f"profile-{number}.json"
-        command = (sys.executable, "-m", "muxcluster.cli.main", "profile", str(config))
-        command += ("--out", str(path), "--batches", batches, "--lengths", lengths)
-        command += ("--repeats", str(repeats), *(("--alone",) if number else ()))
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        paths.append(path)
-    return paths
 
 
 def units_of(config: Path) -> tuple[UnitSpec, SimUnit]:
@@ -172,24 +138,24 @@ class Try:
 
     @property
     def is_quiet(self) -> bool:
-        return (self.served.others or 0.0) <= _MOST_OTHERS and self.drift <= _MOST_DRIFT
+        return (self.served.others or 0.0) <= _MOST_OTHERS and self.drift <= MOST_DRIFT
 
 
 def tries_of(
     session: Session,
     asked: Sequence[Arrival],
     before: MachineSpeed,
-    profiled: Profiled,
+    profile: Profiled,
 ) -> tuple[list[Try], MachineSpeed]:
     """Serve a stretch until a try was not disturbed, or often enough.
 
     before: the machine's speed now. Returns the tries and the speed after them.
     """
     tries: list[Try] = []
-    while len(tries) < _MOST_TRIES:
-        served = session.serve(asked, before.slowness(profiled.speed))
-        after = profiled.probe.now(is_quick=True)
-        slowness = (before.slowness(profiled.speed) + after.slowness(profiled.speed)) / 2
+    while len(tries) < MOST_TRIES:
+        served = session.serve(asked, before.slowness(profile.speed))
+        after = profile.probe.now(is_quick=True)
+        slowness = (before.slowness(profile.speed) + after.slowness(profile.speed)) / 2
         tries.append(Try(served.at(slowness), slowness, after.drift_from(before)))
         before = after
         if tries[-1].is_quiet:
@@ -197,15 +163,15 @@ def tries_of(
     return tries, before
 
 
-def served(spec: UnitSpec, case: Case, seed: int, profiled: Profiled) -> list[list[Try]]:
+def served(spec: UnitSpec, case: Case, seed: int, profile: Profiled) -> list[list[Try]]:
     """Serve a case, and return the tries of each stretch."""
     found = []
     with Session(spec, seed) as session:
         session.serve(case.warm_up)
         settle()
-        speed = profiled.probe.now(is_quick=True)
+        speed = profile.probe.now(is_quick=True)
         for stretch in case.stretches:
-            tries, speed = tries_of(session, stretch, speed, profiled)
+            tries, speed = tries_of(session, stretch, speed, profile)
             found.append(tries)
     return found
 
@@ -213,7 +179,7 @@ def served(spec: UnitSpec, case: Case, seed: int, profiled: Profiled) -> list[li
 def cases(
     folder: Path,
     setup: Setup,
-    profiled: Profiled,
+    profile: Profiled,
     loads: Sequence[float],
     count: int,
     seed: int,
@@ -222,14 +188,14 @@ def cases(
 
     A case of which no stretch was quiet is compared as it is.
     """
-    spec, unit = units_of(write_config(folder, setup, _RATE_PER_S, profiled.files))
+    spec, unit = units_of(write_config(folder, setup, _RATE_PER_S, profile.files))
     capacity = capacity_per_s(setup, unit, seed)
     for load in loads:
         case = case_of(setup, capacity, load, count, seed)
         begun_s = time.monotonic()
         expected = simulated(unit, case)
         simulated_s = time.monotonic() - begun_s
-        stretches = served(spec, case, seed, profiled)
+        stretches = served(spec, case, seed, profile)
         quiet = [place for place, tries in enumerate(stretches) if tries[-1].is_quiet]
         counted = quiet or range(len(stretches))
         lasts = [stretches[place][-1].served for place in counted]
@@ -289,17 +255,22 @@ def main() -> None:
         grids, repeats = (QUICK_GRIDS, 3) if quick else (GRIDS, 5)
         if options.profiles:
             files = [path.resolve() for path in options.profiles]
-            profiled = Profiled(files, probe.now(), probe)
+            profile = Profiled(files, probe.now(), probe)
         else:
-            profiled = profiled_at_one_speed(probe, folder, config, grids, repeats)
+            profile = profiled(probe, folder, config, grids, repeats)
         for setup in setups:
-            for row, *sides in cases(folder, setup, profiled, loads, count, options.seed):
+            for row, *sides in cases(folder, setup, profile, loads, count, options.seed):
                 rows.append(row)
                 samples |= samples_of(row["case"], *sides)
                 print(row["case"], row["errors"], flush=True)
                 bench.save(claims_of(rows), samples, cases=rows)
     bench.publish(
-        claims_of(rows), samples, models=SHAPES, cases=rows, profiled_at=asdict(profiled.speed)
+        claims_of(rows),
+        samples,
+        models=SHAPES,
+        cases=rows,
+        profiled_at=asdict(profile.speed),
+        profile_drifts=profile.drifts,
     )
 
 
