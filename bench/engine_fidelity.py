@@ -56,7 +56,7 @@ from bench.fidelity.setups import (
     write_models,
 )
 from bench.fidelity.speed import MachineSpeed, SpeedProbe
-from bench.harness import ROOT, Bench, make_parser
+from bench.harness import Bench, make_parser
 from bench.processes import settle
 from muxcluster.config.load import load_config
 from muxcluster.config.planner_input import nodes_of

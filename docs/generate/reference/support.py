@@ -131,6 +131,23 @@ EVIDENCE = (
 )  # fmt: skip
 
 
+_QUANTISED = """\
+## Quantised weights
+
+Tokens are Hugging Face's for the weights that a checkpoint stands for, by
+[test_units](../../tests/engine/quantised/test_units.py); the names are those of
+[its checkpoints](../../tests/engine/quantised/checkpoints.py). "Killed": a worker and the owner of
+the memory are killed amid the answers. Checkpoints whose inputs are rounded, too (compressed-tensors
+`int-quantized`), are held against a formula for their logits. What runs fast where is in
+[quantised weights](../guides/quantised.md#speed)."""
+_METHODS = "tests/engine/quantised/checkpoints.py"
+_UNITS = "tests/engine/quantised/test_units.py"
+_QUANTISED_COLUMNS = (
+    ("paged, width 1, `threads`, killed: CPU", "test_every_method_killed_and_resumed"),
+    ("paged, width 2, `none`: CPU (gloo)", "test_every_method_divided_over_ranks"),
+)
+
+
 def support_page() -> str:
     """Return the page."""
     found = [(each, families_of(each)) for each in EVIDENCE]
@@ -151,7 +168,22 @@ def support_page() -> str:
     ]
     refused = table(("what", "instead"), _REFUSALS)
     tests = table(("shows", "families", "on", "test"), rows)
-    return page(_INTRODUCTION, table(head, matrix), "## The tests", tests, _REFUSED, refused)
+    return page(
+        _INTRODUCTION, table(head, matrix), "## The tests", tests, *_quantised(), _REFUSED, refused
+    )
+
+
+def _quantised() -> tuple[str, str]:
+    """What quantised checkpoints run on. Raises LookupError if a test is gone."""
+    constants = _constants(_module(_METHODS))
+    rounding = _words(constants["ROUNDING"])
+    methods = [each for each in _words(constants["METHODS"]) if each not in rounding]
+    families = _families(_words(_constants(_module(_UNITS))["FAMILIES"]))
+    for _, function in _QUANTISED_COLUMNS:
+        _function(_UNITS, function)
+    head = ("checkpoint", *(title for title, _ in _QUANTISED_COLUMNS))
+    rows = [(f"`{method}`", *(families for _ in _QUANTISED_COLUMNS)) for method in methods]
+    return _QUANTISED, table(head, rows)
 
 
 def _column(each: Evidence) -> tuple[str, int, str, str]:
@@ -187,18 +219,11 @@ def families_of(evidence: Evidence) -> tuple[str, ...]:
     """Return the model families that a test runs with. Raises LookupError if it has none."""
     path, _, name = evidence.test.partition("::")
     module = _module(path)
-    functions = {each.name: each for each in module.body if isinstance(each, ast.FunctionDef)}
-    if name not in functions:
-        raise LookupError(f"{path} has no {name}")
-    constants = {
-        target.id: node.value
-        for node in module.body
-        for target in _targets(node)
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
-    }
+    function = _function(path, name)
+    constants = _constants(module)
     found = _words(constants[evidence.families]) if evidence.families in constants else ()
     if not found:
-        found = _parameters(functions[name], evidence.families) or _built(module)
+        found = _parameters(function, evidence.families) or _built(module)
     families = tuple(dict.fromkeys(each.split("-")[0] for each in found))
     if not families:
         raise LookupError(f"{evidence.test} names no family")
@@ -208,6 +233,22 @@ def families_of(evidence: Evidence) -> tuple[str, ...]:
 @cache
 def _module(path: str) -> ast.Module:
     return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
+def _function(path: str, name: str) -> ast.FunctionDef:
+    for each in _module(path).body:
+        if isinstance(each, ast.FunctionDef) and each.name == name:
+            return each
+    raise LookupError(f"{path} has no {name}")
+
+
+def _constants(module: ast.Module) -> dict[str, ast.expr]:
+    return {
+        target.id: node.value
+        for node in module.body
+        for target in _targets(node)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+    }
 
 
 def _targets(node: ast.stmt) -> list[ast.Name]:

@@ -232,3 +232,6 @@ METHODS: Mapping[str, tuple[Any, dict[str, Any]]] = {
         {"quant_method": "fp8", "weight_block_size": list(BLOCK), "activation_scheme": "dynamic"},
     ),
 }
+
+ROUNDING = ("int8",)  # whose products round their inputs, too
+EXACT = tuple(method for method in METHODS if method not in ROUNDING)

@@ -12,12 +12,18 @@ from muxcluster.engine.load.paged_loading import load_model
 from muxcluster.engine.quantised.linear import QuantisedLinear
 from tests.engine.conftest import ModelBuilder
 from tests.engine.driver import drivers, ragged, unit_of
-from tests.engine.quantised.checkpoints import METHODS, WITH_HEAD, Checkpoint, is_quantised, write
+from tests.engine.quantised.checkpoints import (
+    EXACT,
+    METHODS,
+    WITH_HEAD,
+    Checkpoint,
+    is_quantised,
+    write,
+)
 from tests.models import model_spec
 from tests.oracles import GreedyOracle
 
 NUM_TOKENS = 16
-EXACT = tuple(method for method in METHODS if method != "int8")  # that one rounds its inputs
 
 Maker = Callable[[str, str], Checkpoint]
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.engine.conftest import ModelBuilder
 from tests.engine.fakes import Sink
 from tests.engine.live_units import children, workers_of
 from tests.engine.parallel.ranks import over_ranks
-from tests.engine.quantised.checkpoints import Checkpoint, write
+from tests.engine.quantised.checkpoints import EXACT, Checkpoint, write
 from tests.engine.units import (
     check_lengths,
     check_nothing_leaks,
@@ -28,21 +29,29 @@ from tests.oracles import GreedyOracle
 NUM_TOKENS = 24
 
 
+FAMILIES = ("llama", "qwen2", "opt")
+ONE_EACH = (("llama", "packed-4"), ("qwen2", "fp8-tensor"), ("opt", "gptq-8"))
+
+Checkpoints = dict[str, Checkpoint]
+Maker = Callable[[Iterable[tuple[str, str]]], Checkpoints]
+
+
 @pytest.fixture(scope="module")
-def checkpoints(
-    tiny: ModelBuilder, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Checkpoint]:
-    """Of three families and three methods, by the names of their directories."""
-    found = {}
-    for family, method in (("llama", "packed-4"), ("qwen2", "fp8-tensor"), ("opt", "gptq-8")):
-        folder = tmp_path_factory.mktemp("quantised") / family
-        made = write(tiny(family), folder, method)
-        named = made.quantised.rename(folder / family)
-        found[family] = Checkpoint(named, made.dense)
-    return found
+def made(tiny: ModelBuilder, tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    """Checkpoints of (family, method), by family: the names of their directories."""
+
+    def of(asked: Iterable[tuple[str, str]]) -> Checkpoints:
+        found = {}
+        for family, method in asked:
+            folder = tmp_path_factory.mktemp("quantised") / family
+            both = write(tiny(family), folder, method)
+            found[family] = Checkpoint(both.quantised.rename(folder / family), both.dense)
+        return found
+
+    return of
 
 
-def _check(checkpoints: dict[str, Checkpoint], asked: dict[str, list[int]], sink: Sink) -> None:
+def _check(checkpoints: Checkpoints, asked: dict[str, list[int]], sink: Sink) -> None:
     check_lengths(sink, asked, NUM_TOKENS)
     oracles = {name: GreedyOracle(each.dense) for name, each in checkpoints.items()}
     for request_id, prompt in asked.items():
@@ -58,9 +67,17 @@ def _asked(spec: UnitSpec) -> dict[str, list[int]]:
     }
 
 
-def test_tokens_stay_though_a_worker_and_the_owner_are_killed(
-    checkpoints: dict[str, Checkpoint],
-) -> None:
+def test_tokens_stay_though_a_worker_and_the_owner_are_killed(made: Maker) -> None:
+    _check_killed(made(ONE_EACH))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", EXACT)
+def test_every_method_killed_and_resumed(made: Maker, method: str) -> None:
+    _check_killed(made((family, method) for family in FAMILIES))
+
+
+def _check_killed(checkpoints: Checkpoints) -> None:
     spec = spec_of([each.quantised for each in checkpoints.values()])
     asked = _asked(spec)
     with running(spec) as (unit, sink):
@@ -75,7 +92,17 @@ def test_tokens_stay_though_a_worker_and_the_owner_are_killed(
     _check(checkpoints, asked, sink)
 
 
-def test_divided_over_ranks(checkpoints: dict[str, Checkpoint]) -> None:
+def test_divided_over_ranks(made: Maker) -> None:
+    _check_divided(made(ONE_EACH))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", EXACT)
+def test_every_method_divided_over_ranks(made: Maker, method: str) -> None:
+    _check_divided(made((family, method) for family in FAMILIES))
+
+
+def _check_divided(checkpoints: Checkpoints) -> None:
     directories = [each.quantised for each in checkpoints.values()]
     spec = over_ranks(spec_of(directories, lane="temporal", partition="none"), 2)
     asked = _asked(spec)
