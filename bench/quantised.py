@@ -6,8 +6,12 @@ are served in fp32, in bf16, and quantised when they are loaded, each alone, one
 every round. What is said are medians over the rounds of ratios inside a round: a machine's speed
 drifts by tens of percent within minutes.
 
+With `--openvino PYTHON`, the path of a Python that has openvino-genai, its continuous batching runs
+in every round, too, with weights of 8 bits and with its fp32.
+
 Claims: tokens/s with int8 (inputs rounded to 8 bits, too) and int4 weights over the better of fp32
-and bf16, by streams; bytes of weights over those of fp32.
+and bf16, and int8 over OpenVINO's int8, by streams. The record has fp32 over OpenVINO's fp32 beside
+it: how far apart both are without any rounding.
 """
 
 import json
@@ -23,7 +27,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.harness import Bench, Claim, make_parser
 from bench.online.rows import Case
-from bench.serving import CONCURRENCY, SHAPE, alone, cases, make_model, write_config
+from bench.serving import (
+    CONCURRENCY,
+    SHAPE,
+    alone,
+    cases,
+    check_openvino,
+    make_model,
+    write_config,
+)
 from muxcluster.config.facts import quantised, read_facts
 
 # Names of the sides: dtype of the activations, kind of the weights.
@@ -35,32 +47,42 @@ SIDES: Mapping[str, tuple[str, str]] = {
     "int4_bf16": ("bfloat16", "int4"),
 }
 _DENSE = ("fp32", "bf16")
+_OPENVINO = {"int8": "openvino_int8", "fp32": "openvino_fp32"}  # beside our sides
 _GOALS = {"int8_over_best_dense_at_1": 1.5}
 
 Round = Mapping[str, Sequence[float]]  # of each side, tokens/s by case
 
 
-def measure(path: Path, asked: Sequence[Case]) -> Round:
-    """Each side once."""
+def measure(path: Path, asked: Sequence[Case], openvino: str | None) -> Round:
+    """Each side once. openvino: the Python that has it."""
     found = {}
     for side, formats in SIDES.items():
         config = write_config(path, asked[0].num_tokens, *formats)
         answer = alone(config, asked, "unit.py")
         found[side] = [each["tokens_per_s"] for each in answer["cases"]]
+    if openvino is not None:
+        answer = alone(path, asked, "openvino_genai.py", openvino, tuple(_OPENVINO))
+        for kind, rows in answer["cases"].items():
+            found[_OPENVINO[kind]] = [each["tokens_per_s"] for each in rows]
     return found
 
 
-def ratios(rounds: Sequence[Round], side: str, place: int) -> list[float]:
-    """Tokens/s of `side` over the better dense one's, round by round."""
-    return [each[side][place] / max(each[dense][place] for dense in _DENSE) for each in rounds]
+def ratios(rounds: Sequence[Round], side: str, others: Sequence[str], place: int) -> list[float]:
+    """Tokens/s of `side` over the best of `others`, round by round."""
+    return [each[side][place] / max(each[other][place] for other in others) for each in rounds]
 
 
 def claims_of(rounds: Sequence[Round], streams: Sequence[int]) -> Iterator[Claim]:
     for kind, sides in (("int8", ("int8",)), ("int4", ("int4", "int4_bf16"))):
         for place, number in enumerate(streams):
             name = f"{kind}_over_best_dense_at_{number}"
-            best = max(median(ratios(rounds, side, place)) for side in sides)
+            best = max(median(ratios(rounds, side, _DENSE, place)) for side in sides)
             yield Claim(name, round(best, 3), "x", _GOALS.get(name, 1.0))
+    for side, other in _OPENVINO.items():
+        if other in rounds[0]:
+            for place, number in enumerate(streams):
+                over = median(ratios(rounds, side, (other,), place))
+                yield Claim(f"{side}_over_{other}_at_{number}", round(over, 3), "x", 1.0)
 
 
 def bytes_over_fp32(path: Path) -> dict[str, float]:
@@ -76,19 +98,22 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--concurrency", type=int, nargs="+", default=CONCURRENCY)
     parser.add_argument("--rounds", type=int, help="(5; 1 with --quick)")
+    parser.add_argument("--openvino", metavar="PYTHON", help="a Python that has openvino-genai")
     bench = Bench(parser)
     options = bench.options
+    if options.openvino is not None:
+        check_openvino(options.openvino)
     asked = cases(options.concurrency, options.seed, is_quick=options.quick)
     rounds: list[Round] = []
     with tempfile.TemporaryDirectory(prefix="bench-quantised-") as folder:
         path = make_model(Path(folder))
         weight_bytes = bytes_over_fp32(path)
         for _ in range(options.rounds or (1 if options.quick else 5)):
-            rounds.append(measure(path, asked))
+            rounds.append(measure(path, asked, options.openvino))
             print(json.dumps(rounds[-1]), flush=True)
     samples: dict[str, list[Any]] = {
         f"tokens_per_s {side} at {number}": [each[side][place] for each in rounds]
-        for side in SIDES
+        for side in rounds[0]
         for place, number in enumerate(options.concurrency)
     }
     bench.publish(

@@ -148,14 +148,19 @@ async def load(url: str, case: Case) -> Outcome:
 
 
 def alone(
-    path: Path, asked: Sequence[Case], script: str, python: str = sys.executable
+    path: Path,
+    asked: Sequence[Case],
+    script: str,
+    python: str = sys.executable,
+    kinds: Sequence[str] = ("default", "fp32"),
 ) -> dict[str, Any]:
     """Each case with one engine alone, in a process of its own: `script` of bench/online.
 
-    path: the model's directory, or for ours a configuration.
+    path: the model's directory, or for ours a configuration. kinds: of OpenVINO's arithmetic.
     """
     task = {
         "path": str(path),
+        "kinds": list(kinds),
         "cases": [
             {
                 "concurrency": case.concurrency,

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from muxcluster.kernels.layout import check_heads, check_index, check_table, half_offsets, half_rows
+from muxcluster.kernels.native.attention import NativeWrite, suits
 from muxcluster.kernels.on_gpu import triton_on_gpu
 
 
@@ -37,12 +38,28 @@ def kv_write(
         key, value = key[is_token], value[is_token]
         table_rows, positions = table_rows[is_token], positions[is_token]
     if tokens:
-        plan = WritePlan(table.unsqueeze(1), table_rows, positions, from_right, block_tokens)
-        plan.write(key, value, halves, 0)
+        where = (table.unsqueeze(1), table_rows, positions, from_right, block_tokens)
+        write_plan(halves, *where).write(key, value, halves, 0)
+
+
+def write_plan(
+    halves: Tensor,
+    tables: Tensor,
+    table_rows: Tensor,
+    positions: Tensor,
+    from_right: Tensor,
+    block_tokens: int,
+) -> "NativeWrite | WritePlan":
+    """Return the CPU path: by the C++ kernels where they can be had.
+
+    halves: as of `half_rows`. The rest as in `WritePlan`.
+    """
+    kind = NativeWrite if suits(halves, tables) else WritePlan
+    return kind(tables, table_rows, positions, from_right, block_tokens)
 
 
 class WritePlan:
-    """The CPU path: where new tokens' keys and values lie, worked out once for all layers."""
+    """Torch's CPU path: where new tokens' keys and values lie, worked out once for all layers."""
 
     def __init__(
         self,

@@ -1,10 +1,17 @@
-"""The plain-torch kv_write keeps the rules."""
+"""kv_write on CPUs keeps the rules, in C++ and in torch."""
 
 import pytest
 import torch
 
 from muxcluster.kernels.kv_write import kv_write
 from tests.kernels.kv_write_rules import KvWriteRules
+from tests.kernels.native.switch import without_native
+
+
+@pytest.fixture(autouse=True, params=["C++", "torch"])
+def by(request, monkeypatch):
+    """In C++, and as without a compiler."""
+    without_native(request.param == "torch", monkeypatch)
 
 
 class TestKvWrite(KvWriteRules):

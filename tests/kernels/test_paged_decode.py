@@ -1,17 +1,20 @@
-"""The plain-torch paged_decode keeps the rules, reading in place and gathering, in any groups."""
+"""paged_decode on CPUs keeps the rules: in C++, and in torch, reading in place and gathering."""
 
 import pytest
 import torch
 
 from muxcluster.kernels.cpu import decode_direct, decode_plan
 from muxcluster.kernels.paged_decode import paged_decode
+from tests.kernels.native.switch import without_native
 from tests.kernels.paged_cases import filled_case, random_query
 from tests.kernels.paged_decode_rules import PagedDecodeRules
 
 
-@pytest.fixture(autouse=True)
-def direct_with_any_rows(monkeypatch):
+@pytest.fixture(autouse=True, params=["C++", "torch"])
+def by(request, monkeypatch):
+    """In C++, and as without a compiler."""
     monkeypatch.setattr(decode_direct, "MIN_ROWS", 0)
+    without_native(request.param == "torch", monkeypatch)
 
 
 def read_in_place(query, pool, table, *rows, **options):

@@ -137,9 +137,9 @@ _QUANTISED = """\
 Tokens are Hugging Face's for the weights that a checkpoint stands for, by
 [test_units](../../tests/engine/quantised/test_units.py); the names are those of
 [its checkpoints](../../tests/engine/quantised/checkpoints.py). "Killed": a worker and the owner of
-the memory are killed amid the answers. Checkpoints whose inputs are rounded, too (compressed-tensors
-`int-quantized`), are held against a formula for their logits. What runs fast where is in
-[quantised weights](../guides/quantised.md#speed)."""
+the memory are killed amid the answers. Checkpoints whose inputs are rounded, too
+(compressed-tensors `int-quantized`), are held against a formula for their logits. What runs fast
+where is in [quantised weights](../guides/quantised.md#speed)."""
 _METHODS = "tests/engine/quantised/checkpoints.py"
 _UNITS = "tests/engine/quantised/test_units.py"
 _QUANTISED_COLUMNS = (

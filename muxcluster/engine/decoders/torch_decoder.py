@@ -1,8 +1,9 @@
 """Decoder of Llama's kind with as few operators per layer as torch offers on the CPU.
 
 Q, K and V are one packed product, and so are gate and up; residuals are added by the product that
-precedes them. Rotary is one product of complex numbers, for which the rows of Q and K lie in pairs.
-Scores do not depend on the order inside a head, so this order stays inside the decoder.
+precedes them. Our C++ products norm and gate their rows themselves. Rotary is one product of
+complex numbers, for which the rows of Q and K lie in pairs. Scores do not depend on the order
+inside a head, so this order stays inside the decoder.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from torch.nn.functional import embedding, silu
 
 from muxcluster.engine.forward.attention import LayerAttention, LayerCall
 from muxcluster.engine.forward.paged_forward import finished
-from muxcluster.engine.load.packing_cpu import PackedLinear
+from muxcluster.engine.quantised.panel_linear import can_fuse
+from muxcluster.kernels.native.attention import can_turn, turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,6 +25,7 @@ class RmsNorm:
 
     weight: Tensor
     eps: Tensor
+    eps_number: float
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the norm of `inputs` [..., size], of the same shape and type."""
@@ -69,7 +72,7 @@ class FusedLayer:
         hidden: [tokens, hidden_size]. turns: complex64 [tokens, 1, head_dim / 2].
         """
         tokens, heads, kv_heads = len(hidden), self.heads, self.kv_heads
-        projected: Tensor = self.qkv(self.attention_norm(hidden))
+        projected = _of_normed(self.qkv, hidden, self.attention_norm)
         projected = projected.view(tokens, heads + 2 * kv_heads, -1)
         query, key, value = torch.split(projected, [heads, kv_heads, kv_heads], dim=1)
         if self.query_norm is not None and self.key_norm is not None:
@@ -78,12 +81,24 @@ class FusedLayer:
         _rotate(projected[:, : heads + kv_heads], turns)
         attended = attention.attend(query, key, value, self.call)
         hidden = self.output.plus(attended.reshape(tokens, -1), hidden)
-        gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, dim=-1)
+        gate_up = _of_normed(self.gate_up, hidden, self.mlp_norm)
+        if can_fuse(self.down, gate_up):
+            return self.down.of_gated_plus(gate_up, hidden)
+        gate, up = gate_up.chunk(2, dim=-1)
         return self.down.plus(silu(gate).mul_(up), hidden)
+
+
+def _of_normed(product: Product, hidden: Tensor, norm: RmsNorm) -> Tensor:
+    if can_fuse(product, hidden):
+        return product.of_normed(hidden, norm.weight, norm.eps_number)
+    return product(norm(hidden))
 
 
 def _rotate(heads: Tensor, turns: Tensor) -> None:
     """Turn pairs of [tokens, heads, head_dim] in place."""
+    if heads.dtype == torch.float32 and can_turn():
+        turn(heads, turns)
+        return
     wide = heads.float()  # the same tensor in fp32
     torch.view_as_complex(wide.view(*wide.shape[:-1], -1, 2)).mul_(turns)
     if wide is not heads:
@@ -98,7 +113,7 @@ class FusedDecoder:
     turns: Tensor  # complex64 [positions, 1, head_dim / 2]
     layers: tuple[FusedLayer, ...]
     norm: RmsNorm
-    head: PackedLinear
+    head: Product
 
     @property
     def has_windows(self) -> bool:

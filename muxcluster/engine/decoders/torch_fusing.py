@@ -9,7 +9,7 @@ from muxcluster.engine.decoders.torch_decoder import FusedDecoder, FusedLayer, P
 from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.forward.paged_forward import Forward
 from muxcluster.engine.load.merging import same_input
-from muxcluster.engine.load.packing_cpu import PackedLinear, packs_correctly
+from muxcluster.engine.load.packing_cpu import can_pack, packed_linear
 from muxcluster.engine.load.parity import Foreign, ask, has_llama_layers
 from muxcluster.engine.quantised.cpu_products import fast_linear
 from muxcluster.engine.quantised.linear import (
@@ -21,11 +21,11 @@ from muxcluster.engine.quantised.linear import (
 
 
 def is_fusible(model: Foreign) -> bool:
-    """Return whether `fuse` knows this kind of model and oneDNN packs its weights' type here.
+    """Return whether `fuse` knows this kind of model and its weights' type is packed here.
 
     Linears of the same input must be alike: all in the model's dtype, or all quantised so.
     """
-    if not has_llama_layers(model) or not packs_correctly(next(model.parameters()).dtype):
+    if not has_llama_layers(model) or not can_pack(next(model.parameters()).dtype):
         return False
     return all(
         all(type(each) is nn.Linear for each in linears) or can_join(linears)
@@ -66,7 +66,7 @@ def _fused(model: Foreign, calls: Sequence[LayerCall], num_positions: int) -> Fu
         turns=turns,
         layers=tuple(layers),
         norm=_norm(body.norm),
-        head=PackedLinear(model.lm_head),
+        head=packed_linear(model.lm_head),
     )
 
 
@@ -114,14 +114,15 @@ def product_of(linears: Sequence[Foreign]) -> Product:
     """Return one product of what reads the same input."""
     if isinstance(linears[0], QuantisedLinear):
         return fast_linear(joined_linear(linears))
-    return PackedLinear(linears[0] if len(linears) == 1 else joined(linears))
+    return packed_linear(linears[0] if len(linears) == 1 else joined(linears))
 
 
 def _norm(norm: Foreign, *, in_pairs: bool = False) -> RmsNorm:
     weight = norm.weight.detach()
     if in_pairs:
         weight = weight[_pairs(len(weight))]
-    return RmsNorm(weight, torch.tensor([norm.variance_epsilon]))
+    eps = norm.variance_epsilon
+    return RmsNorm(weight, torch.tensor([eps]), eps)
 
 
 def _pairs(head_dim: int) -> Tensor:

@@ -10,8 +10,9 @@ from muxcluster.kernels.cpu.decode_direct import DirectPlan
 from muxcluster.kernels.cpu.decode_plan import DecodePlan
 from muxcluster.kernels.cpu.decode_plans import decode_plan
 from muxcluster.kernels.cpu.prefix_plan import PrefixPlan
-from muxcluster.kernels.kv_write import WritePlan
+from muxcluster.kernels.kv_write import WritePlan, write_plan
 from muxcluster.kernels.layout import half_rows
+from muxcluster.kernels.native.attention import NativeDecode, NativeWrite
 
 
 class PlannedAttention:
@@ -25,10 +26,8 @@ class PlannedAttention:
         self._arena = arena
         self._batch = batch
         self._halves: Tensor | None = None
-        self._write = WritePlan(
-            arena.tables, batch.token_rows, batch.positions, arena.from_right, arena.block_tokens
-        )
-        self._decodes: dict[int | None, DirectPlan | DecodePlan | PrefixPlan] = {}
+        self._write: WritePlan | NativeWrite | None = None
+        self._decodes: dict[int | None, NativeDecode | DirectPlan | DecodePlan | PrefixPlan] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
         """Write the new keys and values into the pool, then attend over it."""
@@ -37,6 +36,10 @@ class PlannedAttention:
             block_tokens = self._arena.block_tokens
             halves = half_rows(self._pool, key.dtype, block_tokens, key.shape[-1])
             self._halves = halves
+            arena, batch = self._arena, self._batch
+            where = (arena.tables, batch.token_rows, batch.positions)
+            self._write = write_plan(halves, *where, arena.from_right, block_tokens)
+        assert self._write is not None
         self._write.write(key, value, halves, call.layer)
         return by_kind(
             query,
@@ -69,7 +72,7 @@ class PlannedAttention:
 
     def _decode_plan(
         self, window: int | None, query: Tensor, halves: Tensor
-    ) -> DirectPlan | DecodePlan | PrefixPlan:
+    ) -> NativeDecode | DirectPlan | DecodePlan | PrefixPlan:
         """Return the plan of all layers with this window; most models have one window or none."""
         plan = self._decodes.get(window)
         if plan is None:
@@ -78,7 +81,7 @@ class PlannedAttention:
 
     def _new_plan(
         self, window: int | None, query: Tensor, halves: Tensor
-    ) -> DirectPlan | DecodePlan | PrefixPlan:
+    ) -> NativeDecode | DirectPlan | DecodePlan | PrefixPlan:
         rows, arena = self._batch.single, self._arena
         assert rows is not None
         where = (query, halves, arena.tables, rows.table_rows, rows.lengths, arena.from_right)

@@ -1,6 +1,7 @@
-"""Linears whose weights are packed once into the layout of oneDNN's CPU kernels.
+"""Linears whose weights are packed once into the layout of CPU kernels: our own, else oneDNN's.
 
-Uses two private operators of torch; if they are missing or wrong, plain linears stay.
+oneDNN's is made by two private operators of torch; if they are missing or wrong, plain linears
+stay.
 """
 
 from functools import cached_property, lru_cache
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from muxcluster.engine.quantised.cpu_products import fast_linear
-from muxcluster.engine.quantised.linear import QuantisedLinear
+from muxcluster.engine.quantised.linear import FastLinear, QuantisedLinear
+from muxcluster.engine.quantised.panel_linear import can_read, dense_panel_linear
 from muxcluster.engine.quantised.rows import filled, filled_rows
 
 
-class PackedLinear(nn.Module):
-    """A linear layer with a packed weight; the plain weight is not kept."""
+class PackedLinear(FastLinear):
+    """A linear layer with a weight packed by oneDNN; the plain weight is not kept."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -55,11 +57,11 @@ def pack_linears(model: nn.Module) -> int:
     Call it while the process has one thread if workers are forked later: they share the result.
     Returns 0 if this machine or torch build cannot pack the weights' type.
     """
-    packed: WeakKeyDictionary[nn.Module, PackedLinear] = WeakKeyDictionary()
+    packed: WeakKeyDictionary[nn.Module, FastLinear] = WeakKeyDictionary()
     return _pack_inside(model, packed)
 
 
-def _pack_inside(module: nn.Module, packed: WeakKeyDictionary[nn.Module, PackedLinear]) -> int:
+def _pack_inside(module: nn.Module, packed: WeakKeyDictionary[nn.Module, FastLinear]) -> int:
     """Pack linears recursively. packed: linears done before, for those used in several places."""
     # There is no list of all linears, so each plain weight is freed before the next is packed.
     num_packed = 0
@@ -68,12 +70,22 @@ def _pack_inside(module: nn.Module, packed: WeakKeyDictionary[nn.Module, PackedL
             setattr(module, name, fast_linear(child))
         elif type(child) is not nn.Linear:
             num_packed += _pack_inside(child, packed)
-        elif packs_correctly(child.weight.dtype):
+        elif can_pack(child.weight.dtype):
             if child not in packed:
-                packed[child] = PackedLinear(child)
+                packed[child] = packed_linear(child)
                 num_packed += 1
             setattr(module, name, packed[child])
     return num_packed
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Return whether `packed_linear` takes weights of this type here."""
+    return can_read(dtype) or packs_correctly(dtype)
+
+
+def packed_linear(linear: nn.Linear) -> FastLinear:
+    """Return the same layer, faster; `can_pack` says whether there is one."""
+    return dense_panel_linear(linear) if can_read(linear.weight.dtype) else PackedLinear(linear)
 
 
 def _pack(weight: Tensor) -> Tensor:

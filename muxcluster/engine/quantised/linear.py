@@ -88,6 +88,17 @@ class QuantisedLinear(nn.Module):
         return output.view(*inputs.shape[:-1], self.out_features)
 
 
+class FastLinear(nn.Module):
+    """A layer made of another, whose weight it has in a layout of its own."""
+
+    bias: Tensor | None
+
+    def plus(self, inputs: Tensor, added: Tensor) -> Tensor:
+        """Return `forward(inputs) + added`."""
+        product: Tensor = self(inputs)
+        return product.add_(added)
+
+
 def has_rounding(model: nn.Module) -> bool:
     """Return whether some linear of `model` rounds its inputs."""
     quantised = (each for each in model.modules() if isinstance(each, QuantisedLinear))

@@ -4,6 +4,8 @@ from torch import Tensor
 
 from muxcluster.kernels.cpu.decode_direct import DirectPlan, suits
 from muxcluster.kernels.cpu.decode_plan import DecodePlan
+from muxcluster.kernels.native import attention
+from muxcluster.kernels.native.attention import NativeDecode
 
 
 def decode_plan(
@@ -17,13 +19,23 @@ def decode_plan(
     block_tokens: int,
     sliding_window: int | None = None,
     begins: Tensor | None = None,
-) -> DirectPlan | DecodePlan:
+) -> NativeDecode | DirectPlan | DecodePlan:
     """Return the plan of one decode step.
 
     query: as for `attend`, its numbers do not matter. tables: [max_seqs, layers, kv_heads,
     max_columns]. begins: int64 [rows], where each row's keys begin; None: 0 or the window's begin.
     The rest as in `paged_decode`.
     """
+    if attention.suits(halves, tables):
+        return NativeDecode(
+            tables,
+            table_rows,
+            lengths,
+            from_right,
+            block_tokens=block_tokens,
+            sliding_window=sliding_window,
+            begins=begins,
+        )
     if suits(tables, halves, query):
         return DirectPlan(
             tables,

@@ -12,7 +12,15 @@ from torch import nn
 from muxcluster.engine.load import packing_cpu
 from muxcluster.engine.load.packing_cpu import PackedLinear, pack_linears
 from muxcluster.engine.processes.owner_link import ONE_THREAD
+from muxcluster.engine.quantised.linear import FastLinear
 from tests.conftest import ROOT
+from tests.kernels.native.switch import without_native
+
+
+@pytest.fixture(params=["C++", "oneDNN"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In our layout, and in oneDNN's as without a compiler."""
+    without_native(request.param == "oneDNN", monkeypatch)
 
 
 class Net(nn.Module):
@@ -36,6 +44,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize(
     "shape", [(70,), (1, 1, 70), (1, 35, 70), (1, 129, 70), (3, 201, 70), (0, 70)]
 )
+@pytest.mark.usefixtures("by")
 def test_packed_equals_plain(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     net = Net(dtype)
@@ -46,10 +55,11 @@ def test_packed_equals_plain(dtype: torch.dtype, shape: tuple[int, ...]) -> None
         torch.testing.assert_close(net(inputs), plain)
 
 
+@pytest.mark.usefixtures("by")
 def test_fp32_is_packed_once_and_the_plain_weight_is_gone() -> None:
     net = Net(torch.float32)
     assert pack_linears(net) == 2
-    assert isinstance(net.again, PackedLinear)
+    assert isinstance(net.again, FastLinear)
     assert net.again is net.inner["two"]
     assert type(net.special) is Net.Special
     assert [name for name, _ in net.named_parameters()] == ["special.weight", "special.bias"]
@@ -57,8 +67,9 @@ def test_fp32_is_packed_once_and_the_plain_weight_is_gone() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("by")
 def test_a_weight_that_a_model_asks_for_is_the_plain_one(dtype: torch.dtype) -> None:
-    if not packing_cpu.packs_correctly(dtype):
+    if not packing_cpu.can_pack(dtype):
         pytest.skip(f"linears in {dtype} stay plain on this processor")
     net = Net(dtype)
     weight = net.again.weight.detach().clone()
@@ -71,6 +82,7 @@ def test_a_torch_that_packs_wrongly_is_not_trusted(monkeypatch: pytest.MonkeyPat
     def wrong(inputs: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return torch.zeros(*inputs.shape[:-1], 53)
 
+    without_native(True, monkeypatch)
     monkeypatch.setattr(packing_cpu, "_apply", wrong)
     packing_cpu.packs_correctly.cache_clear()
     try:

@@ -17,8 +17,10 @@ from muxcluster.engine.load.dense_loading import load_dense
 from muxcluster.engine.load.packing_cpu import pack_linears
 from muxcluster.engine.load.paged_loading import load_model
 from muxcluster.engine.load.parity import WholeAttention
+from muxcluster.engine.quantised import cpu_products
 from muxcluster.engine.quantised.cpu_products import Int4Linear, Int8Linear, fast_linear
-from muxcluster.engine.quantised.linear import QuantisedLinear
+from muxcluster.engine.quantised.linear import FastLinear, QuantisedLinear
+from muxcluster.engine.quantised.panel_linear import can_read, panel_linear
 from muxcluster.engine.quantised.rounding import quantised
 from muxcluster.engine.quantised.weight import CannotCut, joined
 from muxcluster.placement.shapes.config_values import ShapeError
@@ -69,22 +71,48 @@ FAST = (("int8", torch.float32, Int8Linear), ("int4", torch.bfloat16, Int4Linear
 
 
 @pytest.mark.parametrize(("kind", "dtype", "fast"), FAST)
-def test_fast_products_are_those_of_the_plain_layer(
-    kind: str, dtype: torch.dtype, fast: type[nn.Module]
+def test_torchs_products_are_those_of_the_plain_layer(
+    kind: str, dtype: torch.dtype, fast: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inputs = _random(7, 128, seed=1).view(1, 7, 128).to(dtype)
-    bias = nn.Parameter(torch.randn(48).to(dtype), requires_grad=False)
-    form = QUANTIZE[kind]
-    weight = quantised(_random(48, 128), form)
-    plain = QuantisedLinear(weight, bias, dtype, rounds_inputs=form.rounds_inputs)
+    monkeypatch.setattr(cpu_products, "can_read", lambda dtype: False)
+    plain, inputs = _plain(kind, dtype)
     found = fast_linear(plain)
     if found is plain:
         pytest.skip(f"this machine has no product of {kind}")
     assert isinstance(found, fast)
-    tolerance = 1e-4 if dtype == torch.float32 else 0.02
-    scale = float(plain(inputs).abs().max())
-    assert float((found(inputs) - plain(inputs)).abs().max()) < tolerance * scale
-    assert torch.equal(found.plus(inputs, inputs[..., :48]), found(inputs) + inputs[..., :48])
+    _check_like(found, plain, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", QUANTIZE)
+@pytest.mark.parametrize("has_order", [False, True])
+def test_products_of_panels_are_those_of_the_plain_layer(
+    kind: str, dtype: torch.dtype, has_order: bool
+) -> None:
+    plain, inputs = _plain(kind, dtype)
+    if not can_read(plain.dtype):
+        pytest.skip("there is no C++ compiler here")
+    if has_order:
+        plain.order = torch.randperm(128, generator=torch.Generator().manual_seed(2))
+    _check_like(panel_linear(plain), plain, inputs)
+
+
+def _plain(kind: str, dtype: torch.dtype) -> tuple[QuantisedLinear, Tensor]:
+    inputs = _random(7, 128, seed=1).view(1, 7, 128).to(dtype)
+    bias = nn.Parameter(torch.randn(48).to(dtype), requires_grad=False)
+    form = QUANTIZE[kind]
+    weight = quantised(_random(48, 128), form)
+    return QuantisedLinear(weight, bias, dtype, rounds_inputs=form.rounds_inputs), inputs
+
+
+def _check_like(found: FastLinear, plain: QuantisedLinear, inputs: Tensor) -> None:
+    tolerance = 1e-4 if plain.dtype == torch.float32 else 0.02
+    expected = plain(inputs)
+    scale = float(expected.abs().max())
+    assert found(inputs).dtype == expected.dtype
+    assert float((found(inputs) - expected).abs().max()) < tolerance * scale
+    sums = found.plus(inputs, inputs[..., :48])
+    assert float((sums - expected - inputs[..., :48]).abs().max()) < tolerance * scale
 
 
 @pytest.mark.parametrize("kind", ["int4", "fp8"])

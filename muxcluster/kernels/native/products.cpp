@@ -1,0 +1,430 @@
+// Products of rows in fp32 by weights in panels of 16 outputs, in fp32, bf16, int8, FP8 or 4 bits.
+//
+// A panel holds, for each input in turn, the elements of 16 outputs. Weights are widened in
+// registers, so a product of few rows reads no more than their bytes; of many rows a tile is
+// widened once into the first-level cache and used for all of them.
+
+#include <immintrin.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+namespace {
+
+enum Kind { FP32, BF16, INT8, FP8, INT4 };
+
+constexpr int64_t WIDTH = 16;         // outputs of a panel: two registers of fp32
+constexpr int64_t DEPTH = 256;        // inputs of a widened tile: 16 KiB
+constexpr int BLOCK_ROWS = 6;         // with two registers each, what 16 registers hold
+constexpr int64_t MANY_ROWS = 32 * BLOCK_ROWS; // a tile's inputs lie in the second-level cache
+constexpr int AT_ONCE = 4;            // rows for which a weight is widened as it is used
+constexpr int FEW_ROWS = 8;           // up to so many, that is done, in turns if need be
+constexpr int64_t AHEAD_BYTES = 2048; // of the weight, asked for before they are used
+constexpr int64_t THREAD_WORK = 1 << 17; // multiplications that are worth another thread
+
+template <int kind> constexpr int64_t BYTES = 0; // of a panel for one input
+template <> constexpr int64_t BYTES<FP32> = 64;
+template <> constexpr int64_t BYTES<BF16> = 32;
+template <> constexpr int64_t BYTES<INT8> = 16;
+template <> constexpr int64_t BYTES<FP8> = 16;
+template <> constexpr int64_t BYTES<INT4> = 8;
+
+struct Weight {
+    const uint8_t *values; // [panels, inputs, BYTES]
+    const float *scales;   // [panels, groups, 16]; of fp32 and bf16 none
+    const float *zeros;    // like `scales`, or none: an element is (value - zero) * scale
+    int64_t num_in, num_out, group;
+
+    int64_t num_panels() const { return (num_out + WIDTH - 1) / WIDTH; }
+    int64_t num_groups() const { return num_in / group; }
+};
+
+struct Pair {
+    __m256 low, high;
+};
+
+inline __m256 of_fp8(__m256i bytes) {
+    // Exponent and mantissa at the places of fp32, whose bias is 120 more; right for small numbers
+    // without a leading one, too. The one pattern for "not a number" is not looked for.
+    const __m256i rest = _mm256_slli_epi32(_mm256_and_si256(bytes, _mm256_set1_epi32(0x7f)), 20);
+    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(bytes, _mm256_set1_epi32(0x80)), 24);
+    const __m256 size = _mm256_mul_ps(_mm256_castsi256_ps(rest), _mm256_set1_ps(0x1p120f));
+    return _mm256_or_ps(size, _mm256_castsi256_ps(sign));
+}
+
+template <int kind> inline Pair widened(const uint8_t *at) {
+    if constexpr (kind == FP32) {
+        const float *values = reinterpret_cast<const float *>(at);
+        return {_mm256_loadu_ps(values), _mm256_loadu_ps(values + 8)};
+    } else if constexpr (kind == BF16) {
+        const __m128i *halves = reinterpret_cast<const __m128i *>(at);
+        const __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128(halves));
+        const __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128(halves + 1));
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)),
+                _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+    } else if constexpr (kind == INT4) { // outputs 0 to 7 in the lower halves of bytes
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(at));
+        const __m128i mask = _mm_set1_epi8(15);
+        const __m128i low = _mm_and_si128(bytes, mask);
+        const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), mask);
+        return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(low)),
+                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(high))};
+    } else {
+        const __m128i low = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(at));
+        const __m128i high = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(at + 8));
+        if constexpr (kind == FP8)
+            return {of_fp8(_mm256_cvtepu8_epi32(low)), of_fp8(_mm256_cvtepu8_epi32(high))};
+        else
+            return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)),
+                    _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high))};
+    }
+}
+
+// What a product starts from: [rows, outputs], with a bias [outputs]; either may be missing.
+struct Start {
+    const float *bias, *added;
+    int64_t num_out;
+
+    float at(int64_t row, int64_t column) const {
+        return (bias ? bias[column] : 0.0f) + (added ? added[row * num_out + column] : 0.0f);
+    }
+};
+
+// outputs [R, 16] of one panel, for few rows: the weight is read once.
+// sums: [R, groups] of the inputs, where the weight has zeros.
+template <int kind, int R>
+void few_rows(const Weight &weight, int64_t panel, const float *inputs, const float *sums,
+              float *outputs) {
+    constexpr int UNROLLED = R == 1 ? 4 : R <= 3 ? 2 : 1; // enough sums to hide their latency
+    const int64_t num_in = weight.num_in, num_groups = weight.num_groups();
+    const uint8_t *at = weight.values + panel * num_in * BYTES<kind>;
+    Pair totals[R];
+    for (int row = 0; row < R; ++row)
+        totals[row] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (int64_t group = 0; group < num_groups; ++group) {
+        Pair partial[UNROLLED][R];
+        for (int turn = 0; turn < UNROLLED; ++turn)
+            for (int row = 0; row < R; ++row)
+                partial[turn][row] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+        int64_t input = group * weight.group;
+        const int64_t end = input + weight.group;
+        const auto add = [&](int turn, int64_t place) {
+            const Pair elements = widened<kind>(at + place * BYTES<kind>);
+            for (int row = 0; row < R; ++row) {
+                const __m256 value = _mm256_broadcast_ss(inputs + row * num_in + place);
+                Pair &sum = partial[turn][row];
+                sum.low = _mm256_fmadd_ps(value, elements.low, sum.low);
+                sum.high = _mm256_fmadd_ps(value, elements.high, sum.high);
+            }
+        };
+        for (; input + UNROLLED <= end; input += UNROLLED) {
+            const uint8_t *ahead = at + input * BYTES<kind> + AHEAD_BYTES;
+            for (int64_t line = 0; line < UNROLLED * BYTES<kind>; line += 64)
+                _mm_prefetch(reinterpret_cast<const char *>(ahead + line), _MM_HINT_T0);
+            for (int turn = 0; turn < UNROLLED; ++turn)
+                add(turn, input + turn);
+        }
+        for (; input < end; ++input)
+            add(0, input);
+        const int64_t place = (panel * num_groups + group) * WIDTH;
+        for (int row = 0; row < R; ++row) {
+            Pair sum = partial[0][row];
+            for (int turn = 1; turn < UNROLLED; ++turn) {
+                sum.low = _mm256_add_ps(sum.low, partial[turn][row].low);
+                sum.high = _mm256_add_ps(sum.high, partial[turn][row].high);
+            }
+            if (weight.zeros) {
+                const __m256 all = _mm256_set1_ps(sums[row * num_groups + group]);
+                sum.low = _mm256_fnmadd_ps(_mm256_loadu_ps(weight.zeros + place), all, sum.low);
+                sum.high =
+                    _mm256_fnmadd_ps(_mm256_loadu_ps(weight.zeros + place + 8), all, sum.high);
+            }
+            Pair &total = totals[row];
+            if (weight.scales) {
+                total.low =
+                    _mm256_fmadd_ps(_mm256_loadu_ps(weight.scales + place), sum.low, total.low);
+                total.high =
+                    _mm256_fmadd_ps(_mm256_loadu_ps(weight.scales + place + 8), sum.high, total.high);
+            } else {
+                total = {_mm256_add_ps(total.low, sum.low), _mm256_add_ps(total.high, sum.high)};
+            }
+        }
+    }
+    for (int row = 0; row < R; ++row) {
+        _mm256_storeu_ps(outputs + row * WIDTH, totals[row].low);
+        _mm256_storeu_ps(outputs + row * WIDTH + 8, totals[row].high);
+    }
+}
+
+// Widen inputs `first` to `end` of a panel: fp32 [inputs, 16].
+template <int kind>
+void widen(const Weight &weight, int64_t panel, int64_t first, int64_t end, float *tile) {
+    const uint8_t *at = weight.values + panel * weight.num_in * BYTES<kind>;
+    while (first < end) {
+        const int64_t group = first / weight.group;
+        const int64_t until = std::min(end, (group + 1) * weight.group);
+        const int64_t place = (panel * weight.num_groups() + group) * WIDTH;
+        Pair scale = {_mm256_set1_ps(1.0f), _mm256_set1_ps(1.0f)};
+        Pair offset = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+        if (weight.scales)
+            scale = {_mm256_loadu_ps(weight.scales + place),
+                     _mm256_loadu_ps(weight.scales + place + 8)};
+        if (weight.zeros)
+            offset = {_mm256_mul_ps(scale.low, _mm256_loadu_ps(weight.zeros + place)),
+                      _mm256_mul_ps(scale.high, _mm256_loadu_ps(weight.zeros + place + 8))};
+        for (; first < until; ++first, tile += WIDTH) {
+            _mm_prefetch(reinterpret_cast<const char *>(at + first * BYTES<kind> + AHEAD_BYTES),
+                         _MM_HINT_T0);
+            const Pair elements = widened<kind>(at + first * BYTES<kind>);
+            _mm256_storeu_ps(tile, _mm256_fmsub_ps(elements.low, scale.low, offset.low));
+            _mm256_storeu_ps(tile + 8, _mm256_fmsub_ps(elements.high, scale.high, offset.high));
+        }
+    }
+}
+
+// Add to outputs [R, 16] (`stride` apart) the product of inputs [depth, R] and a tile [depth, 16].
+template <int R>
+void block(const float *tile, int64_t depth, const float *inputs, float *outputs, int64_t stride) {
+    __m256 low[R], high[R];
+#pragma GCC unroll 8
+    for (int row = 0; row < R; ++row) {
+        low[row] = _mm256_loadu_ps(outputs + row * stride);
+        high[row] = _mm256_loadu_ps(outputs + row * stride + 8);
+    }
+    for (int64_t input = 0; input < depth; ++input, tile += WIDTH, inputs += R) {
+        _mm_prefetch(reinterpret_cast<const char *>(tile) + AHEAD_BYTES, _MM_HINT_T0);
+        const __m256 first = _mm256_loadu_ps(tile), second = _mm256_loadu_ps(tile + 8);
+#pragma GCC unroll 8
+        for (int row = 0; row < R; ++row) {
+            const __m256 value = _mm256_broadcast_ss(inputs + row);
+            low[row] = _mm256_fmadd_ps(value, first, low[row]);
+            high[row] = _mm256_fmadd_ps(value, second, high[row]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int row = 0; row < R; ++row) {
+        _mm256_storeu_ps(outputs + row * stride, low[row]);
+        _mm256_storeu_ps(outputs + row * stride + 8, high[row]);
+    }
+}
+
+using Block = void (*)(const float *, int64_t, const float *, float *, int64_t);
+constexpr Block BLOCKS[BLOCK_ROWS + 1] = {nullptr,  block<1>, block<2>, block<3>,
+                                          block<4>, block<5>, block<6>};
+
+// Put rows [rows, inputs] into blocks of 6 rows, each [inputs, rows of the block].
+void in_blocks(const float *inputs, int64_t num_rows, int64_t num_in, int64_t block_number,
+               float *blocks) {
+    const int64_t row = block_number * BLOCK_ROWS;
+    const int64_t rows = std::min<int64_t>(BLOCK_ROWS, num_rows - row);
+    const float *from = inputs + row * num_in;
+    float *to = blocks + row * num_in;
+    for (int64_t input = 0; input < num_in; ++input)
+        for (int64_t each = 0; each < rows; ++each)
+            *to++ = from[each * num_in + input];
+}
+
+// Panels `first` to `end` of a product of many rows, which lie in blocks.
+template <int kind>
+void many_rows(const Weight &weight, int64_t first, int64_t end, const float *blocks,
+               int64_t num_rows, const Start &start, float *outputs) {
+    const int64_t num_in = weight.num_in, num_out = weight.num_out;
+    alignas(64) float tile[DEPTH * WIDTH];
+    float edge[BLOCK_ROWS * WIDTH]; // of the last panel, which may have fewer outputs
+    for (int64_t top = 0; top < num_rows; top += MANY_ROWS) {
+        const int64_t bottom = std::min(num_rows, top + MANY_ROWS);
+        for (int64_t input = 0; input < num_in; input += DEPTH) {
+            const int64_t depth = std::min(DEPTH, num_in - input);
+            for (int64_t panel = first; panel < end; ++panel) {
+                const int64_t column = panel * WIDTH;
+                const int64_t width = std::min(WIDTH, num_out - column);
+                const float *elements = tile;
+                if constexpr (kind == FP32)
+                    elements = reinterpret_cast<const float *>(weight.values) +
+                               (panel * num_in + input) * WIDTH;
+                else
+                    widen<kind>(weight, panel, input, input + depth, tile);
+                for (int64_t row = top; row < bottom; row += BLOCK_ROWS) {
+                    const int rows = int(std::min<int64_t>(BLOCK_ROWS, bottom - row));
+                    float *output = outputs + row * num_out + column;
+                    if (input == 0)
+                        for (int each = 0; each < rows; ++each)
+                            for (int64_t place = 0; place < width; ++place)
+                                output[each * num_out + place] =
+                                    start.at(row + each, column + place);
+                    const float *taken = blocks + row * num_in + input * rows;
+                    if (width == WIDTH) {
+                        BLOCKS[rows](elements, depth, taken, output, num_out);
+                        continue;
+                    }
+                    for (int each = 0; each < rows; ++each)
+                        std::copy_n(output + each * num_out, width, edge + each * WIDTH);
+                    BLOCKS[rows](elements, depth, taken, edge, WIDTH);
+                    for (int each = 0; each < rows; ++each)
+                        std::copy_n(edge + each * WIDTH, width, output + each * num_out);
+                }
+            }
+        }
+    }
+}
+
+template <int kind>
+void panels(const Weight &weight, int64_t first, int64_t end, const float *inputs,
+            int64_t num_rows, const float *sums, const Start &start, float *outputs) {
+    if (num_rows > FEW_ROWS) {
+        many_rows<kind>(weight, first, end, inputs, num_rows, start, outputs);
+        return;
+    }
+    using Few = void (*)(const Weight &, int64_t, const float *, const float *, float *);
+    constexpr Few few[AT_ONCE + 1] = {nullptr, few_rows<kind, 1>, few_rows<kind, 2>,
+                                      few_rows<kind, 3>, few_rows<kind, 4>};
+    float found[AT_ONCE * WIDTH];
+    for (int64_t panel = first; panel < end; ++panel) {
+        const int64_t column = panel * WIDTH;
+        const int64_t width = std::min(WIDTH, weight.num_out - column);
+        for (int64_t top = 0; top < num_rows; top += AT_ONCE) {
+            const int64_t rows = std::min<int64_t>(AT_ONCE, num_rows - top);
+            few[rows](weight, panel, inputs + top * weight.num_in,
+                      sums + top * weight.num_groups(), found);
+            for (int64_t row = 0; row < rows; ++row)
+                for (int64_t place = 0; place < width; ++place)
+                    outputs[(top + row) * weight.num_out + column + place] =
+                        start.at(top + row, column + place) + found[row * WIDTH + place];
+        }
+    }
+}
+
+// e to the power of x <= 0, within 2e-7 of it: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
+inline __m256 exponential(__m256 x) {
+    x = _mm256_max_ps(x, _mm256_set1_ps(-87.0f));
+    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
+                                     _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    x = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
+    x = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), x);
+    __m256 y = _mm256_set1_ps(1.9875691500e-4f);
+    for (const float factor : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
+                               1.6666665459e-1f, 5.0000001201e-1f})
+        y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(factor));
+    y = _mm256_fmadd_ps(y, _mm256_mul_ps(x, x), _mm256_add_ps(x, _mm256_set1_ps(1.0f)));
+    const __m256i power = _mm256_slli_epi32(
+        _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(y, _mm256_castsi256_ps(power));
+}
+
+// found [inputs] = silu(gate) * up of [2 * inputs], first all gates.
+void gate_row(const float *both, int64_t num_in, float *found) {
+    const float *gates = both, *ups = both + num_in;
+    const __m256 one = _mm256_set1_ps(1.0f), signs = _mm256_set1_ps(-0.0f);
+    int64_t place = 0;
+    for (; place + 8 <= num_in; place += 8) {
+        const __m256 gate = _mm256_loadu_ps(gates + place);
+        const __m256 power = exponential(_mm256_or_ps(gate, signs)); // of minus its size
+        const __m256 top = _mm256_blendv_ps(one, power, gate);       // where the gate is negative
+        const __m256 sigmoid = _mm256_div_ps(top, _mm256_add_ps(one, power));
+        const __m256 product = _mm256_mul_ps(gate, _mm256_loadu_ps(ups + place));
+        _mm256_storeu_ps(found + place, _mm256_mul_ps(product, sigmoid));
+    }
+    for (; place < num_in; ++place)
+        found[place] = gates[place] / (1.0f + std::exp(-gates[place])) * ups[place];
+}
+
+// found [inputs] = a row over the root of its mean square, times a weight.
+void norm_row(const float *row, int64_t num_in, const float *weight, float eps, float *found) {
+    float squares = 0.0f;
+#pragma omp simd reduction(+ : squares)
+    for (int64_t place = 0; place < num_in; ++place)
+        squares += row[place] * row[place];
+    const float factor = 1.0f / std::sqrt(squares / float(num_in) + eps);
+    for (int64_t place = 0; place < num_in; ++place)
+        found[place] = row[place] * factor * weight[place];
+}
+
+// Round a row to 8 bits: its largest element becomes 127 steps.
+void round_row(const float *row, int64_t num_in, float *found) {
+    float largest = 0.0f;
+#pragma omp simd reduction(max : largest)
+    for (int64_t place = 0; place < num_in; ++place)
+        largest = std::max(largest, std::fabs(row[place]));
+    const float scale = std::max(largest / 127.0f, 1e-12f);
+    for (int64_t place = 0; place < num_in; ++place)
+        found[place] = std::nearbyint(row[place] / scale) * scale;
+}
+
+// What is done to each row before it is multiplied, in this order.
+struct Preparation {
+    const float *norm; // weight of the norm, or none
+    float eps;
+    bool is_gated; // rows are [gate, up]
+    bool rounds;
+
+    bool is_none() const { return !norm && !is_gated && !rounds; }
+    void row(const float *given, int64_t num_in, float *found) const {
+        if (is_gated)
+            gate_row(given, num_in, found);
+        else if (norm)
+            norm_row(given, num_in, norm, eps, found);
+        if (rounds)
+            round_row(is_gated || norm ? found : given, num_in, found);
+    }
+};
+
+} // namespace
+
+// outputs [rows, out] = prepared inputs [rows, in] times the weight, plus bias and `added` where
+// given.
+extern "C" void mux_product(int kind, const uint8_t *values, const float *scales,
+                            const float *zeros, int64_t num_in, int64_t num_out, int64_t group,
+                            const float *inputs, int64_t num_rows, const float *norm, float eps,
+                            int is_gated, int rounds, const float *bias, const float *added,
+                            float *outputs, int num_threads) {
+    if (num_rows == 0)
+        return;
+    const Weight weight = {values, scales, zeros, num_in, num_out, group};
+    const Preparation preparation = {norm, eps, is_gated != 0, rounds != 0};
+    static thread_local std::vector<float> prepared, blocks, sums;
+    const int64_t num_panels = weight.num_panels();
+    const int64_t worth = 1 + num_rows * num_in * num_out / THREAD_WORK;
+    const int threads = int(std::min({int64_t(num_threads), num_panels, worth}));
+    if (!preparation.is_none()) {
+        prepared.resize(size_t(num_rows * num_in));
+        float *found = prepared.data();
+        const int64_t step = is_gated ? 2 * num_in : num_in;
+#pragma omp parallel for num_threads(threads) if (num_rows > FEW_ROWS && threads > 1)
+        for (int64_t row = 0; row < num_rows; ++row)
+            preparation.row(inputs + row * step, num_in, found + row * num_in);
+        inputs = found;
+    }
+    if (num_rows > FEW_ROWS) {
+        blocks.resize(size_t(num_rows * num_in));
+        float *found = blocks.data();
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+        for (int64_t number = 0; number < (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS; ++number)
+            in_blocks(inputs, num_rows, num_in, number, found);
+        inputs = found;
+    } else if (zeros) {
+        sums.resize(size_t(num_rows * weight.num_groups()));
+        for (size_t place = 0; place < sums.size(); ++place) {
+            float sum = 0.0f; // rows are of whole groups
+#pragma omp simd reduction(+ : sum)
+            for (int64_t input = 0; input < group; ++input)
+                sum += inputs[int64_t(place) * group + input];
+            sums[place] = sum;
+        }
+    }
+    const float *group_sums = sums.data();
+    const Start start = {bias, added, num_out};
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const int64_t number = omp_get_thread_num(), count = omp_get_num_threads();
+        const int64_t first = num_panels * number / count, end = num_panels * (number + 1) / count;
+        const auto run = kind == FP32   ? panels<FP32>
+                         : kind == BF16 ? panels<BF16>
+                         : kind == INT8 ? panels<INT8>
+                         : kind == FP8  ? panels<FP8>
+                                        : panels<INT4>;
+        run(weight, first, end, inputs, num_rows, group_sums, start, outputs);
+    }
+}

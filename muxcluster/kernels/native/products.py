@@ -1,0 +1,151 @@
+"""Products of rows by a weight that is stored in panels, by the C++ kernels."""
+
+from collections.abc import Callable
+from ctypes import c_float, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from muxcluster.kernels.native.build import library
+
+WIDTH = 16  # outputs of a panel
+_SOURCE = Path(__file__).parent / "products.cpp"
+# numbers of `Kind` in products.cpp, by dtype of the elements; uint8 has two of 4 bits
+_KINDS = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.int8: 2,
+    torch.float8_e4m3fn: 3,
+    torch.uint8: 4,
+}
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+_POINTER = c_void_p
+_ARGUMENTS = (
+    c_int, _POINTER, _POINTER, _POINTER, c_int64, c_int64, c_int64,
+    _POINTER, c_int64, _POINTER, c_float, c_int, c_int, _POINTER, _POINTER, _POINTER, c_int,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Panels:
+    """A weight [out, in] in panels of 16 outputs; outputs that fill up the last panel are zeros."""
+
+    values: Tensor  # [panels, in, 16] (uint8: [panels, in, 8], outputs 0 to 7 in the lower halves)
+    scales: Tensor | None  # fp32 [panels, groups, 16]
+    zeros: Tensor | None  # like `scales`: an element is (value - zero) * scale
+    shape: tuple[int, int]  # (out, in)
+    group: int  # inputs that share a scale; they divide `in`
+
+    def elements(self) -> Tensor:
+        """Return the stored elements [out, in], without scales; not for 4 bits."""
+        rows = self.values.transpose(1, 2).flatten(0, 1)
+        return rows[: self.shape[0]].contiguous()
+
+
+def panels(values: Tensor, scales: Tensor | None = None, zeros: Tensor | None = None) -> Panels:
+    """Return a weight in panels.
+
+    values: [out, in] of fp32, bf16, int8 or float8_e4m3fn; or uint8 [out, in], integers of 4 bits.
+    scales, zeros: fp32 [out, groups].
+    """
+    num_out, num_in = values.shape
+    group = num_in if scales is None else num_in // scales.shape[1]
+    stored = _in_panels(values)
+    if values.dtype == torch.uint8:
+        stored = stored[..., :8] | (stored[..., 8:] << 4)
+    return Panels(
+        stored.contiguous(),
+        None if scales is None else _in_panels(scales.float()),
+        None if zeros is None else _in_panels(zeros.float()),
+        (num_out, num_in),
+        group,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What is done to each row before it is multiplied, in this order."""
+
+    norm: Tensor | None = None  # fp32 [in]: the row over the root of its mean square, times this
+    eps: float = 0.0  # of the norm
+    is_gated: bool = False  # the row is [gate, up], of 2 * in elements: silu(gate) * up
+    rounds: bool = False  # to 8 bits: its largest element becomes 127 steps
+
+
+_NONE = Preparation()
+
+
+def product(
+    inputs: Tensor,
+    weight: Panels,
+    bias: Tensor | None = None,
+    added: Tensor | None = None,
+    preparation: Preparation = _NONE,
+) -> Tensor:
+    """Return inputs times weight, plus `bias` and `added`: fp32 [rows, out].
+
+    inputs: fp32 [rows, in]. bias: fp32 [out]. added: fp32 [rows, out]. Uses torch's number of
+    threads. Raises RuntimeError where `is_available()` is false.
+    """
+    function = _function()
+    if function is None:
+        raise RuntimeError("the native kernels are not available here")
+    num_out, num_in = weight.shape
+    inputs = inputs.contiguous()
+    output = torch.empty((len(inputs), num_out))
+    added = None if added is None else added.contiguous()
+    function(
+        _KINDS[weight.values.dtype],
+        weight.values.data_ptr(),
+        _address(weight.scales),
+        _address(weight.zeros),
+        num_in,
+        num_out,
+        weight.group,
+        inputs.data_ptr(),
+        len(inputs),
+        _address(preparation.norm),
+        preparation.eps,
+        preparation.is_gated,
+        preparation.rounds,
+        _address(bias),
+        _address(added),
+        output.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return output
+
+
+def is_available() -> bool:
+    """Return whether the kernels can be had here; the first call may compile them, for seconds."""
+    return _function() is not None
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _in_panels(rows: Tensor) -> Tensor:
+    """Return [out, columns] as [panels, columns, 16]."""
+    num_out, num_columns = rows.shape
+    num_panels = -(-num_out // WIDTH)
+    plain = rows.contiguous().view(_SAME_SIZE[rows.itemsize])  # torch cannot copy all FP8 so
+    filled = plain.new_zeros((num_panels * WIDTH, num_columns))
+    filled[:num_out] = plain
+    turned = filled.view(num_panels, WIDTH, num_columns).transpose(1, 2).contiguous()
+    return turned.view(rows.dtype)
+
+
+@lru_cache
+def _function() -> Callable[..., None] | None:
+    found = library(_SOURCE)
+    if found is None:
+        return None
+    function = found.mux_product
+    function.argtypes = _ARGUMENTS
+    function.restype = None
+    whole: Callable[..., None] = function
+    return whole
