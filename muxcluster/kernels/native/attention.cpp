@@ -14,7 +14,7 @@
 namespace {
 
 constexpr int64_t LANES = 8;
-constexpr int64_t THREAD_WORK = 1 << 17; // multiplications that are worth another thread
+constexpr int64_t THREAD_WORK = 1 << 17; // multiplications that are worth other threads
 constexpr int MOST_QUERIES = 4; // of a KV head that read a key together
 
 // Where a layer's tokens lie. A block holds keys, then values of `block_tokens` tokens of one head;
@@ -279,7 +279,7 @@ extern "C" void mux_decode(int is_bf16, const uint8_t *pool, int64_t block_bytes
     int64_t work = 0;
     for (int64_t row = 0; row < rows; ++row)
         work += (ends[row] - begins[row]) * kv_heads * group * head_dim;
-    const int threads = int(std::min<int64_t>(num_threads, 1 + work / THREAD_WORK));
+    const int threads = work < THREAD_WORK ? 1 : num_threads;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         static thread_local std::vector<float> scores;

@@ -23,7 +23,7 @@ constexpr int64_t MANY_ROWS = 32 * BLOCK_ROWS; // a tile's inputs lie in the sec
 constexpr int AT_ONCE = 4;            // rows for which a weight is widened as it is used
 constexpr int FEW_ROWS = 8;           // up to so many, that is done, in turns if need be
 constexpr int64_t AHEAD_BYTES = 2048; // of the weight, asked for before they are used
-constexpr int64_t THREAD_WORK = 1 << 17; // multiplications that are worth another thread
+constexpr int64_t THREAD_WORK = 1 << 17; // multiplications that are worth other threads
 
 template <int kind> constexpr int64_t BYTES = 0; // of a panel for one input
 template <> constexpr int64_t BYTES<FP32> = 64;
@@ -386,8 +386,9 @@ extern "C" void mux_product(int kind, const uint8_t *values, const float *scales
     const Preparation preparation = {norm, eps, is_gated != 0, rounds != 0};
     static thread_local std::vector<float> prepared, blocks, sums;
     const int64_t num_panels = weight.num_panels();
-    const int64_t worth = 1 + num_rows * num_in * num_out / THREAD_WORK;
-    const int threads = int(std::min({int64_t(num_threads), num_panels, worth}));
+    // One or all: OpenMP's runtime ends the threads that a smaller number leaves over.
+    const bool is_alone = num_rows * num_in * num_out < THREAD_WORK;
+    const int threads = is_alone ? 1 : int(std::min<int64_t>(num_threads, num_panels));
     if (!preparation.is_none()) {
         prepared.resize(size_t(num_rows * num_in));
         float *found = prepared.data();
