@@ -14,8 +14,10 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# A thread at this value gets a tenth of a processor that others use all the time.
-NICE = 10
+# Ray gives its workers a low priority, which this process then has from its start.
+_OWN_NICE = os.getpriority(os.PRIO_PROCESS, 0)
+# A thread at 10 gets a tenth of a processor that others at 0 use all the time; 19 is the most.
+NICE = min(19, _OWN_NICE + 10)
 # Of processor time. Grammars of everyday requests take less, and are not held up by a busy machine.
 QUICK_CPU_S = 0.005
 # How often it is looked whether a long one goes on, and the part of that time which it must get.
@@ -30,9 +32,7 @@ class Starved(Exception):
 def lower() -> None:
     """Give this thread a low priority."""
     with contextlib.suppress(OSError):
-        thread = threading.get_native_id()
-        nice = os.getpriority(os.PRIO_PROCESS, thread)
-        os.setpriority(os.PRIO_PROCESS, thread, max(nice, NICE))
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def run_quietly(work: Callable[[], T]) -> T:
