@@ -112,7 +112,7 @@ class Size:
 
 
 QUICK = Size(8_000, 64, 2, 12, 1, 10, 0.05, 40)
-FULL = Size(128_000, 512, 8, 60, 4, 40, 0.4, 2_000)
+FULL = Size(128_000, 512, 8, 60, 5, 40, 0.4, 2_000)
 
 
 def make_model(folder: Path, size: Size, seed: int) -> Path:
