@@ -58,9 +58,8 @@ class RenderProcess:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env={**kept, "PYTHONPATH": paths},
-                # Ctrl-C in a terminal is for the server, which then ends its processes; a session
-                # of its own would give it as much processor as the whole unit has
-                process_group=0,
+                # Ctrl-C in a terminal is for the server, which then ends its processes
+                start_new_session=True,
             )
 
     @property
