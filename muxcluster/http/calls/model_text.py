@@ -111,7 +111,7 @@ class ModelText:
         return self.tools.format
 
     def reasoning_end(self, end: PromptEnd) -> tuple[int, ...]:
-        """Return the tokens that end the reasoning of outputs, empty where none is expected.
+        """Return the tokens after which the answer begins, empty where no reasoning is expected.
 
         end: where the prompt leaves the model. Raises InvalidValue where they cannot be told.
         """

@@ -64,7 +64,7 @@ def header(reader: Reader) -> Steps[Header | None]:
     The beginning of one, with which the output ends, is read as an empty message.
     """
     start = reader.position
-    if not ((yield from reader.take(CHANNEL)) or (yield from reader.take(TO))):
+    if not ((yield from reader.take(CHANNEL)) or (yield from reader.take(TO + NAMESPACE))):
         return None
     reader.position = start
     try:

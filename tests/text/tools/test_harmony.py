@@ -77,6 +77,7 @@ def test_texts_of_several_messages_of_a_kind() -> None:
     ("text", "content"),
     [
         ("Hello", "Hello"),
+        (" to=5", " to=5"),
         ("<|channel|>commentary to=python code<|message|>1+1",) * 2,
         ("<|channel|>commentary to=functions.unknown json<|message|>{}",) * 2,
         (" to=functions.add<|channel|>commentary json<|message|>[1]",) * 2,
