@@ -26,7 +26,7 @@ from tests.engine.live_units import children
 from tests.engine.unit.test_constraints import mask_processes
 from tests.engine.units import check_nothing_leaks, request_of, running, spec_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 NUM_SCHEMAS = 2000
 MOST_TOKENS = 200

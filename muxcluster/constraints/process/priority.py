@@ -21,7 +21,7 @@ NICE = min(19, _OWN_NICE + 10)
 # Of processor time. Grammars of everyday requests take less, and are not held up by a busy machine.
 QUICK_CPU_S = 0.005
 # How often it is looked whether a long one goes on, and the part of that time which it must get.
-PATIENCE_S = 1.0
+PATIENCE_S = 0.5
 LEAST_SHARE = 0.25
 
 
