@@ -8,8 +8,9 @@ random words and runs of JSON's characters.
   machine takes nothing: of the worker, and of the mask process;
 - runs: the part of tokens that take no step of their own, because a schema leaves no choice;
 - engines: masks of 64 rows by each grammar engine that is installed, on one thread, without model;
-- others: time to first token of short requests to a unit, alone and while another client's schemas
-  of 64 KB are checked and compiled, in alternating rounds;
+- others: time to first token of short requests to a unit, alone, beside another client's requests
+  with small schemas, and beside the same with schemas of 64 KB, which are checked and compiled, in
+  alternating rounds; in processor time, what one such schema takes of each process;
 - outputs: one output of each of 2,000 random schemas, judged by jsonschema, from a small model.
 Claims: median step with constraints over without; invalid outputs; p99 of others' first tokens
 beside compiling schemas over alone.
@@ -30,7 +31,8 @@ if __name__ == "__main__" and any(os.environ.get(name) != ONE_THREAD[name] for n
     # The C library and OpenMP read these at start: all is measured as in a worker.
     os.execve(sys.executable, sys.orig_argv, {**os.environ, **ONE_THREAD})
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -46,7 +48,7 @@ except ImportError as error:
     cannot_run(f"{error}: install the extras serve and dev")
 
 from bench.structured import engines
-from bench.structured.others import Asker, first_tokens, judged
+from bench.structured.others import Asker, Rounds, first_tokens, judged
 from bench.structured.runs import forced_share
 from bench.structured.steps import NAME, DecodeRows, server_ms, unit_of
 from bench.structured.vocabulary import widen
@@ -203,8 +205,8 @@ def output_counts(folder: Path, size: Size, seed: int) -> dict[str, int]:
         asker.close()
 
 
-def others_times(spec: UnitSpec, size: Size) -> dict[str, list[float]]:
-    """Milliseconds to others' first tokens, alone and beside compiling schemas."""
+def others_rounds(spec: UnitSpec, size: Size) -> dict[str, Rounds]:
+    """Others' first tokens, alone, beside small schemas and beside large ones."""
     asker = Asker(spec)
     arguments: dict[str, Any] = {"gap_s": size.gap_s, "schema_bytes": 64 * 1024}
     try:
@@ -216,53 +218,107 @@ def others_times(spec: UnitSpec, size: Size) -> dict[str, list[float]]:
         asker.close()
 
 
+@dataclass(slots=True)
+class Found:
+    """What the parts that ran have to say."""
+
+    claims: list[Claim] = field(default_factory=list)
+    samples: dict[str, Sequence[float]] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
+
+
+def run_steps(found: Found, spec: UnitSpec, size: Size, seed: int) -> None:
+    """What constraints cost a decode step."""
+    steps, processor = step_times(spec, size, seed)
+    for kind, times in steps.items():
+        print(f"{kind:>12} ms a step: {percentiles(times, 2)}", flush=True)
+    for kind, mean in processor.items():
+        print(f"{kind:>12} processor ms a step: {mean:.1f}", flush=True)
+    slowdown = float(np.median(steps["constrained"]) / np.median(steps["free"]))
+    found.claims.append(Claim("step_slowdown_64_rows", round(slowdown, 3), "x", 1.05))
+    found.samples |= {f"{kind}_ms a step": times for kind, times in steps.items()}
+    found.results["processor_ms_a_step"] = {
+        kind: round(mean, 1) for kind, mean in processor.items()
+    }
+
+
+def run_runs(found: Found, spec: UnitSpec, size: Size, seed: int) -> None:
+    """How many tokens take no step of their own."""
+    runs = forced_shares(spec, seed)
+    print(f"forced tokens: {runs}", flush=True)
+    found.results["forced_share"] = runs
+
+
+def run_engines(found: Found, spec: UnitSpec, size: Size, seed: int) -> None:
+    """Masks by each grammar engine."""
+    timed = engine_times(spec, size, seed)
+    for kind, (first_ms, times) in timed.items():
+        print(f"{kind:>12} first {first_ms:.1f} ms, {NUM_ROWS} masks: {percentiles(times, 2)}")
+    found.samples |= {f"{kind} masks_ms": times for kind, (_, times) in timed.items()}
+    found.results["first_matcher_ms"] = {kind: round(ms, 1) for kind, (ms, _) in timed.items()}
+    found.results["engines_absent"] = (
+        {} if engines.xgrammar is not None else {"xgrammar": engines.WHY_NOT}
+    )
+
+
+def run_others(found: Found, spec: UnitSpec, size: Size, seed: int) -> None:
+    """What others notice of compiling."""
+    others = others_rounds(spec, size)
+    for kind, rounds in others.items():
+        print(f"{kind:>12} ms to others' first tokens: {percentiles(rounds.taken_ms, 1)}")
+        print(f"{kind:>12} processor ms a request: {rounds.of_a_request()}", flush=True)
+    p99 = {kind: float(np.percentile(rounds.taken_ms, 99)) for kind, rounds in others.items()}
+    moved = p99["beside"] / p99["alone"]
+    found.claims.append(Claim("others_ttft_p99_ratio", round(moved, 3), "x", 1.0))
+    found.samples |= {f"ttft_ms {kind}": rounds.taken_ms for kind, rounds in others.items()}
+    found.results["processor_ms_a_request"] = {
+        kind: rounds.of_a_request() for kind, rounds in others.items()
+    }
+
+
+def run_outputs(found: Found, folder: Path, size: Size, seed: int) -> None:
+    """Whether outputs are valid."""
+    outputs = output_counts(folder, size, seed)
+    print(f"outputs: {outputs}", flush=True)
+    found.claims.append(Claim("invalid_outputs", outputs["invalid"], "outputs", 0))
+    found.results["outputs"] = outputs
+
+
+PARTS: dict[str, Callable[[Found, UnitSpec, Size, int], None]] = {
+    "steps": run_steps,
+    "runs": run_runs,
+    "engines": run_engines,
+    "others": run_others,
+}
+OUTPUTS = "outputs"  # of a model of its own
+
+
 def main() -> None:
     """Measure, print a table, publish."""
-    bench = Bench(make_parser(__doc__))
+    parser = make_parser(__doc__)
+    every = (*PARTS, OUTPUTS)
+    parser.add_argument("--part", nargs="+", choices=every, default=every, help="what to run (all)")
+    bench = Bench(parser)
     size = QUICK if bench.options.quick else FULL
-    seed = bench.options.seed
+    seed, found = bench.options.seed, Found()
     with tempfile.TemporaryDirectory(prefix="bench-constrained-") as name:
         folder = Path(name)
         path = make_model(folder, size, seed)
         spec = unit_of(
             path, max_len=256, max_seqs=2 * NUM_ROWS, num_threads=THREADS, joins_forced=False
         )
-        steps, processor = step_times(spec, size, seed)
-        for kind, times in steps.items():
-            print(f"{kind:>12} ms a step: {percentiles(times, 2)}", flush=True)
-        for kind, mean in processor.items():
-            print(f"{kind:>12} processor ms a step: {mean:.1f}", flush=True)
-        runs = forced_shares(spec, seed)
-        print(f"forced tokens: {runs}", flush=True)
-        found = engine_times(spec, size, seed)
-        for kind, (first_ms, times) in found.items():
-            print(f"{kind:>12} first {first_ms:.1f} ms, {NUM_ROWS} masks: {percentiles(times, 2)}")
-        others = others_times(spec, size)
-        for kind, times in others.items():
-            print(f"{kind:>12} ms to others' first tokens: {percentiles(times, 1)}", flush=True)
-        outputs = output_counts(folder, size, seed)
-        print(f"outputs: {outputs}", flush=True)
-    slowdown = float(np.median(steps["constrained"]) / np.median(steps["free"]))
-    moved = float(np.percentile(others["beside"], 99) / np.percentile(others["alone"], 99))
-    claims = [
-        Claim("step_slowdown_64_rows", round(slowdown, 3), "x", 1.05),
-        Claim("invalid_outputs", outputs["invalid"], "outputs", 0),
-        Claim("others_ttft_p99_ratio", round(moved, 3), "x", 1.0),
-    ]
-    samples = {f"{kind}_ms a step": times for kind, times in steps.items()}
-    samples |= {f"{kind} masks_ms": times for kind, (_, times) in found.items()}
-    samples |= {f"ttft_ms {kind}": times for kind, times in others.items()}
+        for part, run in PARTS.items():
+            if part in bench.options.part:
+                run(found, spec, size, seed)
+        if OUTPUTS in bench.options.part:
+            run_outputs(found, folder, size, seed)
     bench.publish(
-        claims,
-        samples,
+        found.claims,
+        found.samples,
         threads=THREADS,
         model={"vocab_size": size.vocab_size, "hidden_size": size.hidden_size,
                "num_layers": size.num_layers},
-        first_matcher_ms={kind: round(first_ms, 1) for kind, (first_ms, _) in found.items()},
-        engines_absent={} if engines.xgrammar is not None else {"xgrammar": engines.WHY_NOT},
-        outputs=outputs,
-        processor_ms_a_step={kind: round(mean, 1) for kind, mean in processor.items()},
-        forced_share=runs,
+        **found.results,
     )  # fmt: skip
 
 

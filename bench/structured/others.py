@@ -1,17 +1,20 @@
 """Requests to a unit: others' first tokens while schemas compile, and outputs under random ones."""
 
 import json
+import os
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jsonschema import Draft202012Validator
 
-from bench.processes import settle
+from bench.processes import TICKS_PER_S, descendants, settle
 from bench.structured.steps import NAME
 from muxcluster.constraints import grammars
 from muxcluster.core.events import FinishReason, TokenDelta
@@ -23,6 +26,8 @@ from muxcluster.text.tokenizer import Tokenizer
 from tests.constraints.schemas import Schemas
 
 PATIENCE_S = 600.0
+SMALL_BYTES = 100  # of a schema of one or two properties
+EVERY = 3  # so many turns have one round with small schemas, of which the median is enough
 
 
 @dataclass(slots=True)
@@ -98,27 +103,75 @@ def large_schema(num_bytes: int, seed: int) -> dict[str, Any]:
     return schema
 
 
+@dataclass(slots=True)
+class Rounds:
+    """Rounds of one kind. taken_ms: to the first tokens. processor_ms: of all, by process."""
+
+    taken_ms: list[float] = field(default_factory=list)
+    processor_ms: dict[str, float] = field(default_factory=dict)
+
+    def add_processor_ms(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+        """Add what the processes have taken in one round."""
+        for name, ms in after.items():
+            taken_ms = ms - before.get(name, 0.0)
+            self.processor_ms[name] = self.processor_ms.get(name, 0.0) + taken_ms
+
+    def of_a_request(self) -> dict[str, float]:
+        """Processor milliseconds of a short request and what was beside it, by process."""
+        return {name: round(ms / len(self.taken_ms), 1) for name, ms in self.processor_ms.items()}
+
+
 def first_tokens(
     asker: Asker, *, num_rounds: int, num_requests: int, gap_s: float, schema_bytes: int
-) -> dict[str, list[float]]:
-    """Milliseconds to the first tokens of short requests, in rounds with and without others' large
-    schemas, one after the other."""
-    found: dict[str, list[float]] = {"alone": [], "beside": []}
+) -> dict[str, Rounds]:
+    """Milliseconds to the first tokens of short requests, in rounds one after the other.
+
+    alone: nobody else asks. small: another client asks, one request after the other, with a schema
+    that takes next to nothing to compile. beside: the same with large schemas.
+    """
+    sizes = {"alone": None, "small": SMALL_BYTES, "beside": schema_bytes}
+    found = {kind: Rounds() for kind in sizes}
     short = SamplingParams(max_tokens=2, ignore_eos=True)
     number = 0
-    for kind in ("alone", "beside") * num_rounds:
+    turns = [turn for turn in range(num_rounds) for _ in sizes]
+    for turn, (kind, num_bytes) in zip(turns, [*sizes.items()] * num_rounds, strict=True):
+        if kind == "small" and turn % EVERY:
+            continue
         asked, compiling = [], None
+        before = processor_ms()
         for _ in range(num_requests):
-            if kind == "beside" and (compiling is None or compiling.ended.is_set()):
+            if num_bytes is not None and (compiling is None or compiling.ended.is_set()):
                 number += 1
-                text = grammars.json_schema(large_schema(schema_bytes, number), "schema")
+                text = grammars.json_schema(large_schema(num_bytes, number), "schema")
                 one = replace(short, max_tokens=1, constraint=Constraint(text))
                 compiling = asker.ask(8, one)
             asked.append(asker.ask(32, short))
             time.sleep(gap_s)
         wait_for(asked if compiling is None else [*asked, compiling])
-        found[kind] += [1e3 * (each.first_s - each.sent_s) for each in asked if each.first_s]
+        found[kind].add_processor_ms(before, processor_ms())
+        found[kind].taken_ms += [
+            1e3 * (each.first_s - each.sent_s) for each in asked if each.first_s
+        ]
     return found
+
+
+def processor_ms() -> dict[str, float]:
+    """Processor milliseconds so far of this process, the unit, and of its children by kind."""
+    found: Counter[str] = Counter()
+    for pid in descendants(os.getpid()):
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            is_masks = b"constraints.process.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:  # a check that has ended
+            continue
+        fields = stat.rpartition(")")[2].split()
+        is_ours = int(fields[1]) == os.getpid()
+        name = "unit" if pid == os.getpid() else "workers"
+        if is_masks:
+            name = "keeper" if is_ours else "mask server"
+            found["checks"] += sum(map(int, fields[13:15]))  # of children that have ended
+        found[name] += sum(map(int, fields[11:13]))
+    return {name: 1e3 * ticks / TICKS_PER_S for name, ticks in found.items()}
 
 
 def judged(asker: Asker, tokenizer: Tokenizer, seeds: range, max_tokens: int) -> dict[str, int]:

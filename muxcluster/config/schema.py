@@ -140,15 +140,24 @@ class ModelSection(Section):
     """`paged` (our attention in place of the model's), `dense` (the model's own attention and
     cache, any kind that transformers loads), `auto`: paged where the model allows it."""
     tool_format: Literal[
-        "auto", "hermes", "qwen3_coder", "llama3", "mistral", "deepseek", "json", "none"
+        "auto",
+        "hermes",
+        "qwen3_coder",
+        "llama3",
+        "mistral",
+        "deepseek",
+        "harmony",
+        "json",
+        "none",
     ] = "auto"
     """How the model writes tool calls: `auto` takes the format of its chat template; `json` is for
     models whose template knows no tools (they are then described in a system message); with `none`,
     `tools` get 400."""
-    reasoning: Literal["auto", "think", "mistral", "seed", "none"] = "auto"
+    reasoning: Literal["auto", "think", "mistral", "seed", "harmony", "none"] = "auto"
     """Tags around what the model writes before its answer, which chat answers return as
-    `reasoning_content`: `think` (`<think>`), `mistral` (`[THINK]`), `seed` (`<seed:think>`); `auto`
-    takes those of its chat template or vocabulary; with `none`, all of the output is content."""
+    `reasoning_content`: `think` (`<think>`), `mistral` (`[THINK]`), `seed` (`<seed:think>`),
+    `harmony` (gpt-oss: the channel `analysis`); `auto` takes those of its chat template or
+    vocabulary; with `none`, all of the output is content."""
     trust_remote_code: bool = False
     """Code in the model's directory may run, with all rights of the server."""
 

@@ -4,8 +4,9 @@ A grammar is one string, a JSON object with one key:
 - "grammars": what llguidance calls a serialised grammar, of a JSON schema or of Lark rules;
 - "gbnf": rules in llama.cpp's notation, which the mask process translates;
 - "structural_tag": what a client wrote, which the mask process makes rules of;
-- "tagged": text with JSON in tags (`TaggedText`), which the mask process completes with the ids of
-  the model's special tokens.
+- "tagged": text with JSON in tags (`tagged`), which the mask process completes with the ids of the
+  model's special tokens;
+- "messages": several messages in one output (`messages`), completed likewise.
 Nothing is compiled here: the mask process does that, under limits.
 """
 
@@ -147,6 +148,29 @@ def tagged(  # noqa: PLR0913 - the parts that tool formats differ in
         "trigger": trigger if text_before else "",
     }
     return json.dumps({"tagged": value})
+
+
+def messages(
+    last: Sequence[tuple[Sequence[str], Mapping[str, Any] | bool | None]],
+    *,
+    earlier: Sequence[str],
+    between: str,
+    begins_within: bool,
+) -> str:
+    """Return the grammar of an output that is a row of messages.
+
+    Each has a header. earlier: headers of messages with free text, of which any number may come
+    first, each ended by `between`. last: headers of the last message, one of which it has, and its
+    schema; None: free text. begins_within: the output begins in the text of an earlier message.
+    Texts that are special tokens of the model stand for these.
+    """
+    value = {
+        "last": [[list(headers), schema] for headers, schema in last],
+        "earlier": list(earlier),
+        "between": between,
+        "begins_within": begins_within,
+    }
+    return json.dumps({"messages": value})
 
 
 def is_text(schema: object) -> bool:

@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from numpy.typing import NDArray
 
+from muxcluster.constraints.messages import message_rules
 from muxcluster.constraints.rows import MaskRow, Masks
 from muxcluster.constraints.structural_tags import structural_rules
 from muxcluster.constraints.tags import tagged_rules
@@ -79,6 +80,15 @@ class TokenMasks:
             raise BadGrammar(message_of(matcher))
         return matcher
 
+    def prepared(self, grammar: str) -> LLMatcher:
+        """As `compile`, and compute the first mask: copies share what that learns of the lexer."""
+        matcher = self.compile(grammar)
+        if not matcher.is_stopped():
+            self.fill(matcher, np.empty(self.num_words, np.uint32))
+        if matcher.is_error():
+            raise BadGrammar(message_of(matcher))
+        return matcher
+
     def _serialised(self, grammar: str) -> str:
         """Return the grammar as llguidance takes it. Raises BadGrammar."""
         if grammar.startswith('{"grammars"'):
@@ -93,6 +103,8 @@ class TokenMasks:
                 raise BadGrammar("nested too deep") from None
         elif "structural_tag" in value:
             rules = structural_rules(value["structural_tag"], self._vocabulary.specials)
+        elif "messages" in value:
+            rules = message_rules(value["messages"], self._vocabulary.specials)
         else:
             rules = tagged_rules(value["tagged"], self._vocabulary.specials)
         return json.dumps({"grammars": [{"lark_grammar": rules}]})
@@ -320,8 +332,17 @@ class Matching:
         return len(self._rows)
 
     def prepare(self, model: str, grammar: str) -> None:
-        """Compile the grammar, so that the first mask does not wait for it. Raises BadGrammar."""
-        self._copied(model, grammar)
+        """Compile the grammar, so that the first mask does not wait for it. Raises BadGrammar.
+
+        No lock is held meanwhile: whoever needs the grammar at once may be faster than this thread.
+        """
+        masks, kept = self._known(model), self._kept(model, grammar)
+        if kept.matcher is not None:
+            return
+        matcher = masks.prepared(grammar)
+        with kept.lock:
+            if kept.matcher is None:
+                kept.matcher = matcher
 
     def masks(self, rows: Sequence[MaskRow], witness: Witness | None = None) -> Masks:
         """Return the masks of `rows`; `witness` sees each."""
@@ -393,16 +414,21 @@ class Matching:
 
     def _copied(self, model: str, grammar: str) -> LLMatcher:
         """Return a matcher at the start of the grammar, compiled if it was not before."""
-        masks, key = self._known(model), (model, grammar)
+        masks, kept = self._known(model), self._kept(model, grammar)
+        with kept.lock:
+            if kept.matcher is None:
+                kept.matcher = masks.compile(grammar)
+            return kept.matcher.deep_copy()
+
+    def _kept(self, model: str, grammar: str) -> _Grammar:
+        """Return the place of the grammar among those that are kept."""
+        key = (model, grammar)
         with self._lock:
             kept = self._grammars.setdefault(key, _Grammar())
             self._grammars.move_to_end(key)
             while len(self._grammars) > MOST_GRAMMARS:
                 self._grammars.popitem(last=False)
-        with kept.lock:
-            if kept.matcher is None:
-                kept.matcher = masks.compile(grammar)
-            return kept.matcher.deep_copy()
+        return kept
 
     def _drop_idle(self) -> None:
         before_s = time.monotonic() - IDLE_S

@@ -76,7 +76,7 @@ def _alternatives(
 def _inside(name: str, schema: Any, field: tuple[str, str] | None, write: "Literals") -> list[str]:
     """Return the rules of a tag's value."""
     if field is None:
-        return [_json_rule(name, schema)]
+        return [json_rule(name, schema)]
     begin, end = field
     before, after = begin.split("{name}")
     if "properties" not in schema and schema.get("additionalProperties", True) is not False:
@@ -100,7 +100,7 @@ def _field_rules(
     """Return the rules of a property's value with its end: texts as they are, others as JSON."""
     if not is_text(schema):
         whole = {**schema, **shared} if isinstance(schema, Mapping) else schema
-        return [f"{name}: {name}_json {write(end)}", _json_rule(f"{name}_json", whole)]
+        return [f"{name}: {name}_json {write(end)}", json_rule(f"{name}_json", whole)]
     options = text_options(schema)
     if options is None:
         return _text_rules(name, end, write)
@@ -115,7 +115,8 @@ def _text_rules(name: str, end: str, write: "Literals") -> list[str]:
     return [f"{name}: {name}_free {write(end)}", f"{name}_free: /(?s:.*)/"]
 
 
-def _json_rule(name: str, schema: Any) -> str:
+def json_rule(name: str, schema: Any) -> str:
+    """Return the rule of a JSON value that matches `schema`."""
     return f"{name}: %json {json.dumps(with_json_options(schema))}"
 
 

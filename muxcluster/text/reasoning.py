@@ -22,6 +22,9 @@ KNOWN_TAGS = (
     ReasoningTags("seed", "<seed:think>", "</seed:think>"),
 )
 
+# of gpt-oss: a channel of its own (`text/tools/harmony.py`)
+HARMONY = ReasoningTags("harmony", "<|channel|>analysis<|message|>", "<|end|>")
+
 
 class PromptEnd(StrEnum):
     """Where a prompt leaves a model that may think."""
@@ -40,6 +43,8 @@ def tags_of(setting: str, template: str, has_token: Callable[[str], bool]) -> Re
     """
     if setting == NONE:
         return None
+    if setting == HARMONY.name or (setting == AUTO and HARMONY.begin in template):
+        return HARMONY
     for tags in KNOWN_TAGS:
         if setting == tags.name:
             return tags

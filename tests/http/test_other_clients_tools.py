@@ -1,6 +1,6 @@
 """Tools through other people's clients, which send OpenAI's fields in their own ways.
 
-Not openai-node, which needs a JavaScript runtime. Each is skipped where it is not installed.
+OpenAI's client for Node has a file of its own. Each is skipped where it is not installed.
 """
 
 import json

@@ -3,6 +3,7 @@
 import openai
 import pytest
 
+from muxcluster.text.tools.harmony import MARKS as MARKS_OF_CHANNELS
 from tests.http.test_tools import CALL, TOOLS, called
 from tests.http.tool_models import gathered, make_model, served
 from tests.text.tools import templates
@@ -167,3 +168,74 @@ def test_a_tag_of_several_tokens_tells_no_grammar_where_to_begin(tmp_path) -> No
         assert model.ask(tools=TOOLS).choices[0].message.reasoning_content == "Hm, so."
         with pytest.raises(openai.BadRequestError, match="no token of tiny"):
             model.ask(tools=TOOLS, tool_choice="required")
+
+
+CHANNELS = (
+    "<|channel|>analysis<|message|>Hm, so.<|end|><|start|>assistant"
+    "<|channel|>final<|message|>Yes, it is."
+)
+CALLS = (
+    "<|channel|>analysis<|message|>Hm, so.<|end|><|start|>assistant"
+    '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Rome"}'
+)
+
+
+@pytest.fixture(scope="module")
+def channel_dir(tmp_path_factory):
+    """Writes messages with channels, as gpt-oss does."""
+    directory = tmp_path_factory.mktemp("models") / "channels"
+    return make_model(directory, templates.HARMONY, special=MARKS_OF_CHANNELS)
+
+
+@pytest.mark.parametrize("width", [1, 3, 100])
+def test_messages_with_channels(channel_dir, width) -> None:
+    with served(channel_dir) as model:
+        model.says = [CHANNELS]
+        model.backend.width = width
+        answer = model.ask(reasoning_effort="low")
+        assert "Reasoning: low" in model.prompt()
+        message = answer.choices[0].message
+        assert (message.content, message.reasoning_content) == ("Yes, it is.", "Hm, so.")
+        assert answer.usage.completion_tokens_details.reasoning_tokens >= len("Hm, so.") / 4
+        found = gathered(model.ask(stream=True))
+        assert (found["content"], found["reasoning"]) == ("Yes, it is.", "Hm, so.")
+        together = model.ask(extra_body={"separate_reasoning": False}).choices[0].message
+        assert together.content == "Hm, so.\nYes, it is."
+        question = {"role": "user", "content": "Is it?"}
+        model.ask(messages=[question, message, {"role": "user", "content": "Sure?"}])
+        assert "assistant<|channel|>final<|message|>Yes, it is.<|end|>" in model.prompt()
+    with served(channel_dir, reasoning="none", tool_format="none") as model:
+        model.says = [CHANNELS]
+        both = {"skip_special_tokens": False}
+        assert model.ask(extra_body=both).choices[0].message.content.startswith(CHANNELS)
+
+
+def test_calls_in_channels(channel_dir) -> None:
+    with served(channel_dir) as model:
+        model.says = [CALLS]
+        answer = model.ask(tools=TOOLS)
+        message = answer.choices[0].message
+        assert (message.content, message.reasoning_content) == (None, "Hm, so.")
+        assert called(message) == [("get_weather", '{"city": "Rome"}')]
+        assert answer.choices[0].finish_reason == "tool_calls"
+        found = gathered(model.ask(tools=TOOLS, stream=True))
+        assert [call["arguments"] for call in found["calls"]] == ['{"city": "Rome"}']
+        call_id = message.tool_calls[0].id
+        result = {"role": "tool", "tool_call_id": call_id, "content": "31"}
+        model.ask(tools=TOOLS, messages=[{"role": "user", "content": "Hi"}, message, result])
+        assert "<|start|>assistant<|channel|>analysis<|message|>Hm, so.<|end|>" in model.prompt()
+        assert "<|start|>functions.get_weather to=assistant" in model.prompt()
+
+
+def test_grammars_of_messages_with_channels(channel_dir) -> None:
+    """A call's has the reasoning, too; another begins with the answer."""
+    with served(channel_dir) as model:
+        model.says = [CALLS]
+        model.ask(tools=TOOLS, tool_choice="required")
+        constraint = model.backend.requests[-1].sampling.constraint
+        assert constraint.begins_after == ()
+        assert constraint.grammar.startswith('{"messages"')
+        model.ask(response_format={"type": "json_object"})
+        constraint = model.backend.requests[-1].sampling.constraint
+        begin = model.tokenizer.encode("<|channel|>final<|message|>", False)
+        assert constraint.begins_after == tuple(begin)

@@ -7,13 +7,17 @@ import enum
 import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+from jsonschema import Draft202012Validator
 from pydantic import BaseModel, ConfigDict, Field
 
 from tests.batch.jobs import line_of
+from tests.constraints.schemas import Schemas
 from tests.http.batches.clients import ended, read_lines, submit
 from tests.http.live_server import NAME, configured, live_server
 
@@ -250,3 +254,40 @@ def test_lines_of_a_batch(client: openai.OpenAI) -> None:
         Address.model_validate_json(content)
     bad = read_lines(client, batch.error_file_id)["bad"]["response"]
     assert (bad["status_code"], bad["body"]["error"]["code"]) == (400, "invalid_value")
+
+
+@pytest.mark.slow
+def test_outputs_of_random_schemas_streamed_or_not(client: openai.OpenAI) -> None:
+    """The same bytes for the same seed, and valid where they ended by themselves."""
+
+    def answer(seed: int) -> str:
+        schema = Schemas(seed).draw()
+        form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+        ask = {
+            "model": NAME,
+            "messages": USER,
+            "seed": seed,
+            "max_tokens": 200,
+            "response_format": form,
+        }
+        try:
+            (whole,) = client.chat.completions.create(**ask).choices
+        except openai.BadRequestError:
+            with pytest.raises(openai.BadRequestError):
+                client.chat.completions.create(**ask, stream=True)
+            return "refused"
+        text, reason = "", None
+        for chunk in client.chat.completions.create(**ask, stream=True):
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                reason = choice.finish_reason or reason
+        assert (text, reason) == (whole.message.content, whole.finish_reason)
+        if reason == "length":
+            return "cut"
+        problems = list(Draft202012Validator(schema).iter_errors(json.loads(text)))
+        assert not problems, (schema, text)
+        return "valid"
+
+    with ThreadPoolExecutor(8) as pool:
+        found = Counter(pool.map(answer, range(9000, 9200)))
+    assert found["valid"] > 100, found

@@ -3,7 +3,8 @@
 Its children share the vocabularies, so that one is replaced in milliseconds:
 - the server (`server.py`), which computes masks;
 - a process for each grammar that is checked, under limits of time and memory.
-It has one thread, ends with its unit, whose end of a socket closes, and takes its children along.
+It has one thread, and another while that forks, ends with its unit, whose end of a socket closes,
+and takes its children along.
 """
 
 import gc
@@ -15,18 +16,20 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import time
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
-
-from muxcluster.constraints.matching import BadGrammar, TokenMasks, message_of
+from muxcluster.constraints.matching import BadGrammar, TokenMasks
 from muxcluster.constraints.process.blame import Blame
 from muxcluster.constraints.process.frames import receive, send
+from muxcluster.constraints.process.priority import Starved, lower, run_quietly
 from muxcluster.constraints.process.server import serve
 from muxcluster.constraints.rows import MaskModel
 from muxcluster.constraints.vocabulary import load_vocabulary
@@ -37,11 +40,12 @@ from muxcluster.core.errors import LoadError
 CHECK_CPU_S = 2
 CHECK_WALL_S = 60.0  # on the clock, for a process that was stopped
 CHECK_BYTES = 512 * 2**20  # of address space, beyond the vocabularies
+_THREAD_BYTES = 128 * 2**20  # of address space, which the C library reserves for a second thread
 SERVER_BYTES = 4 * 2**30  # the same for all grammars and matchers together
-CHECK_NICE = 10  # checks must not slow the steps of running requests
 MOST_CHECKS = 4  # at a time; the rest wait
 MOST_VERDICTS = 1024  # kept: the same schema comes with many requests
 GRACE_S = 0.2  # before a server that ends again is started again
+_STARVED = "starved"  # instead of a verdict, which begins with a dot
 
 
 def main() -> None:
@@ -49,6 +53,8 @@ def main() -> None:
     the folder of the latter."""
     control = socket.socket(fileno=int(sys.argv[1]))
     listener = socket.socket(fileno=int(sys.argv[2]))
+    # No other thread does anything while one forks.
+    warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
     try:
         Keeper(control, listener, *_loaded(control)).run()
     except EOFError:
@@ -76,12 +82,16 @@ def _loaded(control: socket.socket) -> tuple[dict[str, TokenMasks], dict[str, st
 
 @dataclass(slots=True)
 class _Check:
-    """A grammar that is to be checked. digest: names it among the verdicts."""
+    """A grammar that is to be checked.
+
+    digest: names it among the verdicts. is_urgent: with the lowest priority it got no processor.
+    """
 
     number: int
     model: str
     grammar: str
     digest: bytes
+    is_urgent: bool = False
     pid: int = 0
     pipe: int = -1
     until_s: float = 0.0
@@ -106,6 +116,7 @@ class Keeper:
         self._waiting: deque[_Check] = deque()
         self._running: dict[int, _Check] = {}  # by pipe
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()  # "" for a good grammar
+        self._ending: list[int] = []  # starved checks, which need some time to end, too
         self._blame = Blame()
         self._server_pid = 0
         self._server_link: socket.socket | None = None
@@ -184,9 +195,9 @@ class Keeper:
             check.pipe, theirs = os.pipe()
 
             def child(check: _Check = check, theirs: int = theirs) -> None:
-                _check(self._masks.get(check.model), check.grammar, theirs)
+                _check(self._masks.get(check.model), check, theirs)
 
-            check.pid = self._fork(child)
+            check.pid = self._fork_quietly(child)
             os.close(theirs)
             check.until_s = time.monotonic() + CHECK_WALL_S
             self._running[check.pipe] = check
@@ -204,6 +215,13 @@ class Keeper:
             self._selector.unregister(check.pipe)
             del self._running[check.pipe]
             text = pipe.read().decode(errors="replace")
+        self._reap()
+        if text == _STARVED:
+            self._ending.append(check.pid)
+            check.is_urgent = True
+            self._waiting.appendleft(check)
+            self._start_checks()
+            return
         _, status = os.waitpid(check.pid, 0)
         if text:
             self._verdicts[check.digest] = text[1:]
@@ -213,6 +231,10 @@ class Keeper:
         else:  # not remembered: on another day it may be quicker
             self._tell(check.number, _verdict_of(os.waitstatus_to_exitcode(status)))
         self._start_checks()
+
+    def _reap(self) -> None:
+        """Take leave of starved checks that have ended."""
+        self._ending = [pid for pid in self._ending if os.waitpid(pid, os.WNOHANG)[0] == 0]
 
     def _tell(self, number: int, verdict: str) -> None:
         send(self._control, ("checked", number, verdict or None))
@@ -225,6 +247,24 @@ class Keeper:
         if pid == 0:
             self._become(child)
         return pid
+
+    def _fork_quietly(self, child: Callable[[], None]) -> int:
+        """As `_fork`, from a thread of low priority, which the process then has.
+
+        Forking copies the tables of our memory: 5 ms of processor time with 128,000 tokens.
+        """
+        pids: list[int] = []
+
+        def fork() -> None:
+            lower()
+            pids.append(self._fork(child))
+
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+        if not pids:
+            raise OSError("no process could be forked")
+        return pids[0]
 
     def _become(self, child: Callable[[], None]) -> NoReturn:
         status = 1
@@ -247,29 +287,36 @@ class Keeper:
             os.waitpid(pid, 0)
 
 
-def _check(masks: TokenMasks | None, grammar: str, pipe: int) -> None:
-    """Compile a grammar and compute its first mask; write to `pipe` what is wrong, after a byte."""
+def _check(masks: TokenMasks | None, check: _Check, pipe: int) -> None:
+    """Compile a grammar and compute its first mask; write to `pipe` what is wrong, after a byte, or
+    `_STARVED`."""
     # A second more, or both limits would come at once, and the signal could not tell which.
     resource.setrlimit(resource.RLIMIT_CPU, (CHECK_CPU_S, CHECK_CPU_S + 1))
-    limit_memory(CHECK_BYTES)
-    os.nice(CHECK_NICE)
+    limit_memory(CHECK_BYTES + _THREAD_BYTES)
     # The allocator says there that memory is used up.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
-        text = "there is no such model" if masks is None else _problem(masks, grammar)
+        if masks is None:
+            text = "there is no such model"
+        elif check.is_urgent:
+            text = _problem(masks, check.grammar)
+        else:
+            text = run_quietly(partial(_problem, masks, check.grammar))
+        answer = "." + text
     except MemoryError:
-        text = _verdict_of(-signal.SIGABRT)
-    os.write(pipe, b"." + text.encode(errors="replace"))
+        answer = "." + _verdict_of(-signal.SIGABRT)
+    except Starved:
+        answer = _STARVED
+    os.write(pipe, answer.encode(errors="replace"))
+    os.close(pipe)  # it is read to its end, and a starved thread may take long to die
 
 
 def _problem(masks: TokenMasks, grammar: str) -> str:
     try:
-        matcher = masks.compile(grammar)
+        masks.prepared(grammar)
     except BadGrammar as error:
         return f"{error}" or "it cannot be compiled"
-    if not matcher.is_stopped():
-        masks.fill(matcher, np.empty(masks.num_words, np.uint32))
-    return message_of(matcher)
+    return ""
 
 
 def _verdict_of(status: int) -> str:

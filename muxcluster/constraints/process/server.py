@@ -7,14 +7,15 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from muxcluster.constraints.matching import BadGrammar, Matching, TokenMasks
 from muxcluster.constraints.process.blame import Blame
 from muxcluster.constraints.process.frames import ReceivedGrammars, SentMasks, receive, send
+from muxcluster.constraints.process.priority import Starved, lower, run_quietly
 from muxcluster.constraints.rows import MaskRow
 
-COMPILE_NICE = 10  # of a thread that compiles ahead of need
 # Of processor time, for the mask of one row. A check allows half of that to compile, and 100,000
 # tokens are consumed in about one second. Then the process ends, and `Blame` knows with which row.
 MOST_ROW_CPU_S = 4.0
@@ -108,12 +109,15 @@ class _Connection:
         send(self._stream, *self._sent.answer(message[1], masks))
 
     def _prepare(self, model: str, grammar: str) -> None:
-        """Compile a grammar on this thread, for which the unit has a connection of its own."""
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPILE_NICE)
+        """Compile a grammar, for which the unit has a connection of its own."""
         error = None
+        work = partial(self._matching.prepare, model, grammar)
         try:
-            self._matching.prepare(model, grammar)
+            try:
+                run_quietly(work)
+            except Starved:
+                lower()
+                work()
         except BadGrammar as bad:
             error = f"{bad}"
         send(self._stream, ("prepared", error))

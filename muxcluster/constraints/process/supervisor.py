@@ -143,8 +143,9 @@ class MaskProcess:
                     stdout=subprocess.DEVNULL,
                     env={**kept, **_ONE_THREAD, "PYTHONPATH": paths},
                     pass_fds=inherited,
-                    # Its group has its children too, and Ctrl-C in a terminal does not reach it.
-                    start_new_session=True,
+                    # Its group has its children too, and Ctrl-C in a terminal does not reach it. A
+                    # session of its own would make its priorities void (`priority.py`).
+                    process_group=0,
                 )
             except OSError as error:
                 ours.close()

@@ -19,7 +19,9 @@ STOP_GRACE_S = 5.0  # for processes that end by themselves, from the end of thei
 class ChildProcess:
     """A process from start to reaping.
 
-    It leads a process group of its own, which its children share: one signal ends them all.
+    It leads a process group of its own, which its children share: one signal ends them all. It has
+    our session: Linux divides the processors between sessions first, and priorities hold within one
+    (constraints/process/priority.py).
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class ChildProcess:
                 stdout=subprocess.DEVNULL,
                 env=environment,
                 pass_fds=inherited,
-                start_new_session=True,
+                process_group=0,
             )
         self.pulse = Pulse(self._process.pid)
 

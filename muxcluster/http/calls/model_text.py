@@ -22,14 +22,15 @@ from muxcluster.core.errors import (
 )
 from muxcluster.core.inputs.clip import clip
 from muxcluster.core.served import ServedModel
-from muxcluster.text.reasoning import PromptEnd, ReasoningTags, tags_of
+from muxcluster.text.reasoning import HARMONY, PromptEnd, ReasoningTags, tags_of
 from muxcluster.text.rendering.pool import RenderPool
 from muxcluster.text.schemas import ChatBody, TokenizeBody
 from muxcluster.text.template import ChatTemplate, RenderOptions
 from muxcluster.text.tokenizer import Tokenizer
+from muxcluster.text.tools import harmony
 from muxcluster.text.tools.asked import AskedTools
 from muxcluster.text.tools.formats import ModelTools, ToolFormat, tools_of
-from muxcluster.text.tools.messages import described
+from muxcluster.text.tools.messages import described, with_thinking
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class ModelText:
     """Turns messages and text of one model into tokens.
 
     template: None if it has none. tools: how it writes tool calls. tags: around its reasoning, None
-    if it writes none.
+    if it writes none. has_channels: outputs are messages in the harmony format.
     """
 
     served: ServedModel
@@ -50,6 +51,7 @@ class ModelText:
     template: ChatTemplate | None
     tools: ModelTools
     tags: ReasoningTags | None
+    has_channels: bool = False
 
     def encode(self, text: str, *, add_special_tokens: bool) -> NDArray[np.int32]:
         """Return the token ids of `text`, int32 [n].
@@ -109,13 +111,16 @@ class ModelText:
         return self.tools.format
 
     def reasoning_end(self, end: PromptEnd) -> tuple[int, ...]:
-        """Return the tokens that end the reasoning of outputs, empty where none is expected.
+        """Return the tokens after which the answer begins, empty where no reasoning is expected.
 
         end: where the prompt leaves the model. Raises InvalidValue where they cannot be told.
         """
         tags = self.tags
-        if tags is None or end is PromptEnd.AFTER:
+        if end is PromptEnd.AFTER or (tags is None and not self.has_channels):
             return ()
+        if self.has_channels:
+            return self._answer_begin()
+        assert tags is not None
         if end is PromptEnd.BEFORE and not self._usually_thinks(tags):
             return ()
         token = self.tokenizer.token_id(tags.end)
@@ -126,6 +131,16 @@ class ModelText:
                 "models[].reasoning to none"
             )
         return (token,)
+
+    def _answer_begin(self) -> tuple[int, ...]:
+        """Return the tokens after which the answer begins, in the harmony format."""
+        missing = [mark for mark in harmony.MARKS if self.tokenizer.token_id(mark) is None]
+        if missing:
+            raise InvalidValue(
+                f"{missing[0]} is no token of {self.served.name}, so nothing tells where an output "
+                "that must match a grammar begins"
+            )
+        return tuple(self.tokenizer.encode(harmony.ANSWER, False))
 
     def _usually_thinks(self, tags: ReasoningTags) -> bool:
         """True if a model that may think is expected to."""
@@ -154,7 +169,8 @@ class ModelText:
         form = self.tools.format
         if form is not None and not form.is_in_template:
             return described(messages, asked), options
-        return messages, replace(options, tools=None if asked is None else asked.shown)
+        told = with_thinking(messages) if self.has_channels else messages
+        return told, replace(options, tools=None if asked is None else asked.shown)
 
     def _options(self, body: ChatBody | TokenizeBody, template: ChatTemplate) -> RenderOptions:
         kwargs = dict(body.chat_template_kwargs or {})
@@ -265,13 +281,13 @@ def _load(model: ServedModel, pool: RenderPool | None = None) -> ModelText:
     tokenizer = Tokenizer.load(model.path)
     template = ChatTemplate.load(model.path, pool)
     source = "" if template is None else template.source
-    return ModelText(
-        model,
-        tokenizer,
-        template,
-        tools_of(model.tool_format, source),
-        tags_of(model.reasoning, source, lambda text: tokenizer.token_id(text) is not None),
-    )
+    tools = tools_of(model.tool_format, source)
+    tags = tags_of(model.reasoning, source, lambda text: tokenizer.token_id(text) is not None)
+    form = tools.format
+    has_channels = tags is HARMONY if form is None else form.has_channels
+    if tags is HARMONY and not has_channels:
+        tags = None  # calls in another format are looked for in all of the output
+    return ModelText(model, tokenizer, template, tools, tags, has_channels)
 
 
 async def off_loop(work: Callable[[], T], num_chars: int, inline_chars: int) -> T:

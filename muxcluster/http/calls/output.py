@@ -9,11 +9,17 @@ from numpy.typing import NDArray
 from muxcluster.core.errors import InvalidValue
 from muxcluster.core.sampling import Constraint, SamplingParams
 from muxcluster.http.calls.model_text import ModelText
-from muxcluster.text.reasoning import PromptEnd, prompt_end
+from muxcluster.text.reasoning import HARMONY, PromptEnd, prompt_end
 from muxcluster.text.schemas import ChatBody
 from muxcluster.text.tokenizer import Tokenizer
+from muxcluster.text.tools import harmony
 from muxcluster.text.tools.asked import AskedTools
-from muxcluster.text.tools.grammar import call_grammar, call_or_json_grammar, text_arguments
+from muxcluster.text.tools.grammar import (
+    call_grammar,
+    call_or_json_grammar,
+    channel_grammar,
+    text_arguments,
+)
 from muxcluster.text.tools.output import OutputRules
 from muxcluster.text.validation.prompts import chat_messages
 
@@ -27,6 +33,8 @@ def output_rules(
     form = None if asked is None else model.tool_format("tools")
     tags = None if body.separate_reasoning is False else model.tags
     marks = (() if form is None else form.marks) + (() if tags is None else (tags.begin, tags.end))
+    if model.has_channels:
+        marks = harmony.MARKS
     return OutputRules(
         tags=tags,
         prompt_end=_prompt_end(body, model, prompt),
@@ -36,6 +44,7 @@ def output_rules(
         shows_reasoning=body.include_reasoning is not False,
         kept_tokens=_special(model.tokenizer, marks),
         texts={} if asked is None else text_arguments(asked),
+        has_channels=model.has_channels,
     )
 
 
@@ -52,6 +61,8 @@ def constrained(
         return sampling
     begins_after = model.reasoning_end(rules.prompt_end)
     constraint = sampling.constraint
+    if asked is not None and rules.has_channels:
+        begins_after = ()  # the grammar has the reasoning, too
     if asked is not None:
         grammar = _grammar(rules, asked, constraint, is_after_reasoning=bool(begins_after))
         constraint = Constraint(grammar)
@@ -64,9 +75,13 @@ def _grammar(
 ) -> str:
     """Return the grammar of calls, and of what `other` asks of an output without one."""
     assert rules.format is not None, "without a format, tools are refused"
-    if other is None or asked.needs_call:
+    if rules.has_channels:
+        answer = None if other is None or asked.needs_call else other.grammar
+        grammar = channel_grammar(asked, answer, rules.prompt_end)
+    elif other is None or asked.needs_call:
         return call_grammar(rules.format, asked, is_after_reasoning=is_after_reasoning)
-    grammar = call_or_json_grammar(rules.format, asked, other.grammar)
+    else:
+        grammar = call_or_json_grammar(rules.format, asked, other.grammar)
     if grammar is None:
         raise InvalidValue(
             "of output formats only JSON can be combined with tools that the model may call or "
@@ -78,13 +93,14 @@ def _grammar(
 
 def _prompt_end(body: ChatBody, model: ModelText, prompt: NDArray[np.int32]) -> PromptEnd:
     """Return where the prompt leaves the model, AFTER if it does not think."""
-    if model.tags is None:
+    tags = HARMONY if model.has_channels else model.tags
+    if tags is None:
         return PromptEnd.AFTER
     ending = model.tokenizer.decode(prompt[-ENDING_TOKENS:].tolist(), skip_special_tokens=False)
     continued = None
     if body.continue_final_message:
         continued = str(chat_messages(body.messages)[-1]["content"])
-    return prompt_end(model.tags, ending, continued)
+    return prompt_end(tags, ending, continued)
 
 
 def _special(tokenizer: Tokenizer, marks: Iterable[str]) -> frozenset[int]:

@@ -87,8 +87,9 @@ class PlanningProcess:
                     [sys.executable, "-P", "-m", _WORKER],
                     stdin=theirs.fileno(),
                     env={**os.environ, "PYTHONPATH": paths},
-                    # Ctrl-C in a terminal is for the command, which then ends its processes
-                    start_new_session=True,
+                    # Ctrl-C in a terminal is for the command, which then ends its processes; in a
+                    # session of its own, its priority would be void
+                    process_group=0,
                 )
             self._line = Connection(ours.detach())
         return self._line

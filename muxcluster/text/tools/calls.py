@@ -116,7 +116,7 @@ def mistral(reader: Reader, calls: Calls) -> Steps[None]:
     if (yield from reader.take("[CALL_ID]")):
         yield from reader.name()
     yield from reader.take("[ARGS]")
-    yield from _arguments(reader, calls, name)
+    yield from arguments(reader, calls, name)
 
 
 def deepseek(reader: Reader, calls: Calls) -> Steps[None]:
@@ -130,7 +130,7 @@ def deepseek(reader: Reader, calls: Calls) -> Steps[None]:
         if (yield from reader.peek()) != "{":
             name = yield from reader.until("\n")
             yield from reader.expect("```json")
-        yield from _arguments(reader, calls, name.strip())
+        yield from arguments(reader, calls, name.strip())
         yield from reader.take_after_spaces("```")
         yield from reader.take_after_spaces(end)
         if not (yield from reader.take_after_spaces(begin)):
@@ -254,8 +254,8 @@ def _call_object(reader: Reader, calls: Calls) -> Steps[None]:
     calls.end()
 
 
-def _arguments(reader: Reader, calls: Calls, name: str) -> Steps[None]:
-    """Read the arguments of a call whose name was read."""
+def arguments(reader: Reader, calls: Calls, name: str) -> Steps[None]:
+    """Read the arguments of a call whose name was read. Raises Malformed, Enough."""
     yield from reader.spaces()
     yield from _expect_object(reader)
     calls.begin(name)

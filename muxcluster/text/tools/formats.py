@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from muxcluster.text.tools import calls
+from muxcluster.text.tools import calls, harmony
 from muxcluster.text.tools.calls import Read
 
 NONE, AUTO = "none", "auto"
@@ -38,7 +38,7 @@ class ToolFormat:
     name: as in `models[].tool_format`. openers: marks before calls, anywhere in an output. marks:
     all texts that may be special tokens. bare_starts: first characters of an output that may be a
     call without a mark. is_in_template: the model's chat template describes the tools; otherwise we
-    do (`described`).
+    do (`described`). has_channels: outputs are messages with channels, and a call is one of these.
     """
 
     name: str
@@ -49,6 +49,7 @@ class ToolFormat:
     bare_starts: str = ""
     may_repeat: bool = True  # templates show several calls of one output
     is_in_template: bool = True
+    has_channels: bool = False
 
     @property
     def is_bare(self) -> bool:
@@ -128,6 +129,18 @@ DEEPSEEK_NAMED = ToolFormat(
     openers=DEEPSEEK.openers,
     marks=DEEPSEEK.marks,
 )
+HARMONY = ToolFormat(
+    "harmony",
+    harmony.call,
+    Written(
+        f"{harmony.TO}{harmony.NAMESPACE}{{name}}{harmony.CHANNEL}commentary json{harmony.MESSAGE}",
+        harmony.CALL,
+        f"{harmony.START}{harmony.AUTHOR}",
+    ),
+    marks=harmony.MARKS,
+    may_repeat=False,
+    has_channels=True,
+)
 JSON = ToolFormat(
     "json",
     calls.plain_json,
@@ -140,7 +153,6 @@ _REMEDY = "with models[].tool_format: json, we describe tools to it in a system 
 _UNKNOWN_SIGNS = {
     "<function=": "an XML",
     "<arg_key>": "GLM's XML",
-    "<|channel|>": "harmony (gpt-oss)",
     "<|python_start|>": "Llama 4's",
     "<|START_ACTION|>": "Command's",
     "<|tool_calls_section_begin|>": "Kimi's",
@@ -179,12 +191,14 @@ def _named(name: str, template: str) -> ToolFormat:
         return MISTRAL_NAMED if "[ARGS]" in template else MISTRAL
     if name == "deepseek":
         return DEEPSEEK if "```json" in template else DEEPSEEK_NAMED
-    return {each.name: each for each in (HERMES, QWEN3_CODER, LLAMA3)}[name]
+    return {each.name: each for each in (HERMES, QWEN3_CODER, LLAMA3, HARMONY)}[name]
 
 
 def _detected(template: str) -> ModelTools:
     if "<function=" in template and "<parameter=" in template:
         return ModelTools(QWEN3_CODER)
+    if harmony.is_template(template):
+        return ModelTools(HARMONY)
     for sign, name in _UNKNOWN_SIGNS.items():
         if sign in template:
             message = f"its chat template has {name} format, which is not read here; {_REMEDY}"

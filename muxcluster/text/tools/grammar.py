@@ -2,14 +2,16 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from muxcluster.constraints.grammars import Tag, is_text, tagged
+from muxcluster.constraints.grammars import Tag, is_text, messages, tagged
 from muxcluster.core.errors import InvalidValue
 from muxcluster.core.inputs.clip import plain
+from muxcluster.text.reasoning import PromptEnd
+from muxcluster.text.tools import harmony
 from muxcluster.text.tools.asked import AskedTools, Tool
-from muxcluster.text.tools.formats import ToolFormat
+from muxcluster.text.tools.formats import HARMONY, ToolFormat
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 # of the arguments' schema, where each argument is written for itself: what else it may say
@@ -67,6 +69,38 @@ def call_or_json_grammar(form: ToolFormat, asked: AskedTools, json_grammar: str)
     ]
     answer = Tag("", inner["json_schema"], "")
     return tagged([*calls, answer], needs_one=True, may_repeat=False, text_before=False)
+
+
+def channel_grammar(
+    asked: AskedTools, json_grammar: str | None, prompt_end: PromptEnd
+) -> str | None:
+    """Return the grammar of an output in the harmony format: reasoning, then a call or an answer.
+
+    json_grammar: of the answer; None: it is any text. Where a call is needed there is no answer.
+    Returns None if the grammar of the answer is of another kind than a JSON schema's. Raises
+    InvalidValue for a prompt that has begun the answer where a call is needed.
+    """
+    answer = None
+    if json_grammar is not None:
+        (inner,) = json.loads(json_grammar).get("grammars", [{}])
+        if "json_schema" not in inner:
+            return None
+        answer = inner["json_schema"]
+    if prompt_end is PromptEnd.AFTER:
+        raise InvalidValue(
+            "a message that is continued has no calls whose form could be enforced", "tools"
+        )
+    last: list[tuple[Sequence[str], Any]] = [
+        (harmony.call_headers(tool.name), _schema(tool, asked, HARMONY)) for tool in asked.callable
+    ]
+    if not asked.needs_call:
+        last.append(((harmony.ANSWER,), answer))
+    return messages(
+        last,
+        earlier=harmony.EARLIER,
+        between=harmony.END + harmony.START + harmony.AUTHOR,
+        begins_within=prompt_end is PromptEnd.WITHIN,
+    )
 
 
 def _schema(tool: Tool, asked: AskedTools, form: ToolFormat) -> Mapping[str, Any]:

@@ -39,6 +39,19 @@ def described(
     return told if asked is None else _with_tools(told, asked)
 
 
+def with_thinking(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return `messages` with earlier reasoning where templates of the harmony format look for it.
+
+    Not where an answer has text and calls: such a template has one place for both.
+    """
+    told = []
+    for message in messages:
+        has_place = not (message.get("tool_calls") and message["content"])
+        reasoning = message.get("reasoning_content") if has_place else None
+        told.append({**message, **({"thinking": reasoning} if reasoning else {})})
+    return told
+
+
 def _result(message: Mapping[str, Any], names: Mapping[str, str]) -> str:
     name = names.get(message["tool_call_id"], "the function")
     return f"Result of {name}:\n{message['content']}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from muxcluster.text.reasoning import PromptEnd, ReasoningTags
+from muxcluster.text.tools import harmony
 from muxcluster.text.tools.calls import Calls, Enough
 from muxcluster.text.tools.formats import ToolFormat
 from muxcluster.text.tools.parts import Content, Part, Reasoning
@@ -27,7 +28,8 @@ class OutputRules:
     tags: None if the model does not think, or its reasoning is to stay in the content. prompt_end:
     where the prompt leaves the model. format: None if no tool may be called. names: of the tools
     that may be. kept_tokens: ids of special tokens that are marks of `tags` or `format`. texts: by
-    tool, the arguments that are texts, for formats that do not quote them.
+    tool, the arguments that are texts, for formats that do not quote them. has_channels: outputs
+    are messages in the harmony format.
     """
 
     tags: ReasoningTags | None = None
@@ -38,12 +40,13 @@ class OutputRules:
     shows_reasoning: bool = True
     kept_tokens: frozenset[int] = frozenset()
     texts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    has_channels: bool = False
 
     @property
     def has_effect(self) -> bool:
         """False if every output is content as it is."""
         may_think = self.tags is not None and self.prompt_end is not PromptEnd.AFTER
-        return may_think or self.format is not None
+        return may_think or self.format is not None or self.has_channels
 
 
 class OutputParser:
@@ -59,6 +62,8 @@ class OutputParser:
         self._reader = Reader()
         self._parts: list[Part] = []
         self._gap = ""
+        self._gave_reasoning: bool | None = None  # the last text was reasoning, or content
+        self._joint = ""  # between the last text and the next
         self._calls = Calls(
             self._reader,
             rules.names,
@@ -101,6 +106,9 @@ class OutputParser:
     def _read(self) -> Steps[None]:
         rules = self._rules
         try:
+            if rules.has_channels:
+                yield from self._messages()
+                return
             if rules.tags is not None:
                 yield from self._reasoning(rules.tags)
             if rules.format is None:
@@ -124,6 +132,50 @@ class OutputParser:
         self.is_reasoning = False
         self._gap = ""
         yield from reader.spaces()
+
+    def _messages(self) -> Steps[None]:
+        """Read messages with channels. What is not written like one is content.
+
+        The texts of several messages of one kind have a line break between them.
+        """
+        reader, end = self._reader, self._rules.prompt_end
+        channel = {PromptEnd.WITHIN: harmony.ANALYSIS, PromptEnd.AFTER: harmony.FINAL}.get(end)
+        head = None if channel is None else harmony.Header(channel)
+        while (mark := (yield from self._message(head))) is not None:
+            head = None
+            if mark != harmony.START:
+                yield from reader.take(harmony.START)
+            yield from reader.take(harmony.AUTHOR)
+        if self._calls.num_complete == 0:
+            self._give_gap()
+
+    def _message(self, head: harmony.Header | None) -> Steps[str | None]:
+        """Read a message; return the mark that ends it, None at the end of the output.
+
+        head: its header, if the prompt has that.
+        """
+        reader, form = self._reader, self._rules.format
+        start = reader.position
+        if head is None:
+            head = yield from harmony.header(reader)
+        if head is None or head.recipient:
+            reader.position = start
+            if head is not None and form is not None:
+                yield from self._read_calls(form, "")
+        elif head.channel == harmony.ANALYSIS and self._rules.tags is not None:
+            self._begin_kind(is_reasoning=True)
+            yield from reader.spaces()
+            mark = yield from self._until(harmony.ENDS, self._as_reasoning)
+            self.is_reasoning = False
+            return mark
+        self._begin_kind(is_reasoning=False)
+        return (yield from self._until(harmony.ENDS, self._as_content))
+
+    def _begin_kind(self, *, is_reasoning: bool) -> None:
+        """Begin with reasoning, or with content."""
+        self.is_reasoning = is_reasoning
+        self._gap = ""
+        self._joint = "\n" if is_reasoning is self._gave_reasoning else ""
 
     def _answer(self, form: ToolFormat) -> Steps[None]:
         """Read content and calls."""
@@ -168,13 +220,19 @@ class OutputParser:
 
     def _as_reasoning(self, text: str) -> None:
         body = self._without_gap(text)
-        if body and self._rules.shows_reasoning:
-            self._parts.append(Reasoning(body))
+        if body:
+            self._gave_reasoning = True
+            if self._rules.shows_reasoning:
+                self._parts.append(Reasoning(self._joint + body))
+            self._joint = ""
 
     def _as_content(self, text: str) -> None:
-        body = text if self._rules.format is None else self._without_gap(text)
+        is_all = self._rules.format is None and not self._rules.has_channels
+        body = text if is_all else self._without_gap(text)
         if body:
-            self._parts.append(Content(body))
+            self._gave_reasoning = False
+            self._parts.append(Content(self._joint + body))
+            self._joint = ""
 
     def _without_gap(self, text: str) -> str:
         """Return the text without the white space at its end, which waits for what follows it."""

@@ -50,11 +50,11 @@ class Preloaded:
         stdout: int,
         env: Mapping[str, str] | None,
         pass_fds: Sequence[int],
-        start_new_session: bool,
+        process_group: int,
     ) -> "Forked":
         """Fork a child that runs `python -m MODULE ARGUMENTS`."""
         assert command[:2] == [sys.executable, "-m"]
-        assert (stdin, stdout, start_new_session) == (subprocess.DEVNULL, subprocess.DEVNULL, True)
+        assert (stdin, stdout, process_group) == (subprocess.DEVNULL, subprocess.DEVNULL, 0)
         environment = dict(os.environ if env is None else env)
         request = ("fork", command[2:], environment, os.getcwd(), tuple(pass_fds))
         return Forked(self, self.ask(request, (2, *pass_fds)))

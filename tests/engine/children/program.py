@@ -36,7 +36,7 @@ class Program(NamedTuple):
 
     def prepare(self) -> str:
         """Make this process look as if it had just been started; return the module to run."""
-        os.setsid()
+        os.setpgid(0, 0)
         os.chdir(self.folder)
         os.environ.clear()
         os.environ.update(self.environment)

@@ -153,6 +153,8 @@ def test_close_leaves_no_process(tiny: ModelBuilder) -> None:
     with running(spec, executor) as (unit, sink):
         submit(unit, asked_of(spec), greedy(200))
         processes = [executor.owner_pid, *workers_of(executor.owner_pid, 2)]
+        for pid in processes:  # a group of their own, and our session, or priorities would be void
+            assert (os.getpgid(pid), os.getsid(pid)) == (executor.owner_pid, os.getsid(0))
     assert {sink.reason(request_id) for request_id in asked_of(spec)} == {FinishReason.ABORT}
     wait_until_gone(processes)
 

@@ -136,6 +136,31 @@ DEEPSEEK_NAMED = """\
 {%- if add_generation_prompt %}{{ '<｜Assistant｜>' }}
 {%- if thinking %}{{ '<think>' }}{% else %}{{ '</think>' }}{% endif %}{% endif %}"""
 
+HARMONY = """\
+{{- '<|start|>system<|message|>Reasoning: ' + (reasoning_effort or 'medium') }}
+{{- '\\n\\n# Valid channels: analysis, commentary, final.<|end|>' }}
+{%- if tools %}{{ '<|start|>developer<|message|># Tools\\n\\nnamespace functions {\\n' }}
+{%- for tool in tools %}{{ 'type ' + tool.function.name + ' = () => any;\\n' }}{% endfor %}
+{{- '}<|end|>' }}{% endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{{ '<|start|>user<|message|>' + message.content + '<|end|>' }}
+{%- elif message.role == 'assistant' and 'tool_calls' in message %}
+{%- if message.content and message.thinking %}
+{{- raise_exception('Cannot pass both content and thinking with tool calls!') }}{% endif %}
+{%- if message.content or message.thinking %}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' }}
+{{- (message.content or message.thinking) + '<|end|>' }}{% endif %}
+{%- set call = message.tool_calls[0].function %}{% set last.name = call.name %}
+{{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+{{- call.arguments | tojson + '<|call|>' }}
+{%- elif message.role == 'assistant' %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+{%- elif message.role == 'tool' %}{{ '<|start|>functions.' + last.name }}
+{{- ' to=assistant<|channel|>commentary<|message|>' + message.content | tojson + '<|end|>' }}
+{%- endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"""
+
 # knows no tools, and neither role
 PLAIN = """\
 {%- for message in messages %}

@@ -102,7 +102,6 @@ def test_format_of_a_model(setting, source, name) -> None:
         ("none", templates.HERMES, "none"),
         ("auto", "{{ tools }}<function=x>{}</function>", "an XML format"),
         ("auto", "{{ tools }}<tool_call>x<arg_key>", "GLM"),
-        ("auto", "{{ tools }}<|channel|>", "harmony"),
         ("auto", "{{ tools }}[unheard of]", "not known"),
     ],
 )
