@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.online.parked import OUTPUT_TOKENS, PROMPT_TOKENS, TIMEOUT_S, bytes_of, unit_of
-from bench.processes import cpu_seconds, descendants
+from bench.processes import cpu_seconds, descendants, settle
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.residency import Residency
@@ -28,7 +28,7 @@ class Pace(NamedTuple):
     """Output tokens by time."""
 
     per_s: float
-    per_cpu_s: float  # of all processes; other work on the machine matters less
+    per_cpu_s: float  # of all processes, so that other work on the machine matters little
 
 
 class ClosedLoop:
@@ -43,11 +43,16 @@ class ClosedLoop:
         self._prompts = np.random.default_rng(0).integers(5, 500, (64, PROMPT_TOKENS), np.int32)
         self._num_sent = self._num_ended = self._num_tokens = self._num_in_time = 0
         self._until_s = 0.0
+        self._lock = threading.Lock()  # of the counts: the first requests come from another thread
         self._idle = threading.Event()
         self._unit: Unit | None = None
 
     def hear(self, deltas: Mapping[str, TokenDelta]) -> None:
         """New output."""
+        with self._lock:
+            self._count(deltas)
+
+    def _count(self, deltas: Mapping[str, TokenDelta]) -> None:
         is_open = time.monotonic() < self._until_s
         for name, delta in deltas.items():
             self._num_tokens += len(delta.tokens)
@@ -66,8 +71,9 @@ class ClosedLoop:
         before_s = sum(cpu_seconds(os.getpid()).values())
         self._idle.clear()
         self._until_s = time.monotonic() + seconds
-        for name in self._names * self._num_open:
-            self._send(name)
+        with self._lock:
+            for name in self._names * self._num_open:
+                self._send(name)
         if not self._idle.wait(TIMEOUT_S):
             raise TimeoutError("requests never end")
         used_s = sum(cpu_seconds(os.getpid()).values()) - before_s
@@ -93,13 +99,15 @@ class Sleepers:
 def beside_sleepers(paths: Mapping[str, Path], num_pairs: int, seconds: float) -> Sleepers:
     """Tokens of the first two models alone, and with all others parked beside; in pairs.
 
-    Both units live all the time and run in turn.
+    Both units live all the time and run in turn, each first in every other pair: the speed of the
+    machine changes from minute to minute, and both sides see the same of it.
     """
     names = list(paths)[:2]
     paces: list[tuple[Pace, Pace]] = []
     with _two(paths, names) as (alone, beside):
-        alone.loop.run(alone.unit, 1.0)
-        beside.loop.run(beside.unit, 1.0)
+        for each in (alone, beside):
+            each.loop.run(each.unit, 2.0)  # step times are learned, memory is touched
+        settle()
         for number in range(num_pairs):
             order = [alone, beside] if number % 2 else [beside, alone]
             found = {each: each.loop.run(each.unit, seconds) for each in order}
