@@ -64,7 +64,7 @@ def split_among_awake(
     """Return what each model has while it is awake, if each is for a part `awake` of the time.
 
     A parked model has no blocks, so the others have more: the means over time sum to `num_blocks`,
-    or less where each has `most` or the pool. In proportion to `weights`, as `split_blocks`.
+    or less where all have `most`. In proportion to `weights`, as `split_blocks`.
     """
     # in thousandths of a block, as a part of one may be much while a model is rarely awake
     parts = [max(_LEAST_AWAKE, part) * _FINENESS for part in awake]
@@ -74,4 +74,7 @@ def split_among_awake(
         [weight * part for weight, part in zip(weights, parts, strict=True)],
         [math.ceil(blocks * part) for blocks, part in zip(most, parts, strict=True)],
     )
-    return tuple(min(num_blocks, int(mean / part)) for mean, part in zip(means, parts, strict=True))
+    return tuple(
+        min(num_blocks, blocks, int(mean / part))
+        for blocks, mean, part in zip(most, means, parts, strict=True)
+    )

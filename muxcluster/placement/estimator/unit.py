@@ -41,6 +41,7 @@ Offer = tuple[int, float]
 _BISECTIONS = 6
 _SAME = 1e-9  # relative difference of values that are equal
 _LEAST_SERVED = 1e-3
+_MUCH_LESS = 0.5  # part of the pressure for which more models wait for weights
 _IDLE = 1e-6  # part of the rates at which a unit counts as idle
 
 
@@ -273,8 +274,8 @@ class Estimator:
         num_units: int,
     ) -> UnitEstimate:
         """Return the estimate with the most memory for weights with which all is served, or less
-        while that lowers the pressure; else that with most of the objective. What weights do not
-        take is KV."""
+        where much less pressure is the gain; else that with most of the objective. What weights do
+        not take is KV."""
         demands = [self.problem.demands[index] for index, _ in offers]
         per_block = block_bytes(demands, self.problem.limits)
         costs = [self.model(index, gpu, tp, per_block) for index, _ in offers]
@@ -288,7 +289,7 @@ class Estimator:
             each = self._estimate_with(memory, execution, gpu, costs, rates)
             if each is None:
                 continue
-            if found and found[-1].load <= 1 and each.pressure >= found[-1].pressure:
+            if found and found[-1].load <= 1 and each.pressure > _MUCH_LESS * found[-1].pressure:
                 return found[-1]
             found.append(replace(each, num_units=num_units))
             if room is None and each.load <= 1:
