@@ -41,6 +41,7 @@ the arena has no weights of stand for 13B ones.
 """
 
 import asyncio
+import math
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -166,7 +167,8 @@ def one_process_each(
         found = (await play(asks, system)).result()
         return {"system": "processes", "rate": rate, **found, "starts": system.num_starts}
 
-    row = asyncio.run(run())
+    # where a server does not start its requests never get a token, which JSON has no number for
+    row = {name: None if value == math.inf else value for name, value in asyncio.run(run()).items()}
     print(row, flush=True)
     return row
 
