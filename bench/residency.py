@@ -144,7 +144,7 @@ def measure(*, is_quick: bool, seed: int) -> Measured:
         asked_s = 1.0 if is_quick else seconds  # starts take long
         processes = one_process_each(paths, rate, asked_s, seed, Path(folder))
         sleeping = dict(list(paths.items())[:10])  # two, and eight sleepers
-        sleepers = beside_sleepers(sleeping, 2 if is_quick else 16, 1.0 if is_quick else 5.0)
+        sleepers = beside_sleepers(sleeping, 2 if is_quick else 16, 32 if is_quick else 400)
         killed = with_kills(paths, rates[len(rates) // 2], seconds, 3 if is_quick else 12, seed)
     return Measured(wakes, rows, processes, killed, sleepers)
 
