@@ -164,3 +164,34 @@ def test_what_is_planned_for_equal_units_is_simulated() -> None:
     late = (result.records.rows["waking_s"] > 0).mean()
     assert result.records.is_finished.all()
     assert planned / 3 < seen < 2 * planned and late < 0.4
+
+
+def test_wakes_grow_where_requests_hold_the_memory_and_are_at_most_one_a_request() -> None:
+    rates, sizes, seconds = [0.1] * 9, (GIB,) * 9, (1.0,) * 9
+    memory = WeightMemory(2, 2 * GIB, sizes, seconds, num_units=3)
+    parts = [rate / 3 for rate in rates]
+    found = [sum(memory.wakes_with_returns(parts, [span] * 9)) for span in (0.01, 2.0, 5.0, 20.0)]
+    assert found == sorted(found)
+    assert found[0] == pytest.approx(sum(memory.wakes_per_s(parts)), rel=0.02)
+    assert found[-1] <= sum(parts) * (1 + 1e-9)
+
+
+def test_the_part_in_time_grows_with_the_target_and_agrees_with_the_quantiles() -> None:
+    rates, sizes, seconds, spans = [0.05] * 8, (GIB,) * 8, (1.0,) * 8, [1.0] * 8
+    memory = WeightMemory(3, 3 * GIB, sizes, seconds)
+    found = [memory.in_time(rates, spans, [target] * 8)[0] for target in (0.0, 0.5, 1.0, 3.0, 60.0)]
+    assert found == sorted(found) and 0 < found[0] < found[-1] <= 1.0
+    high = memory.waits(rates, spans)[0].high
+    assert memory.in_time(rates, spans, [high * 1.01] * 8)[0] >= 0.93
+
+
+def test_models_of_very_different_sizes_get_no_equal_units() -> None:
+    """One that fills a unit would park all others there at each wake."""
+    small = sleepers(6, 0.01)
+    large = replace(demand("z", "llama-30b", 0.01, max_model_len=1024), residency=Residency.AUTO)
+    demands = (*small, large)
+    builder = UnitBuilder(Estimator(on(2, demands)), kinds_of([Node("n", 2, GPU)]))
+    offers = [(index, 0.01) for index in range(len(demands))]
+    assert builder.unit(GPU, 1, offers) is not None
+    assert builder.unit(GPU, 1, offers, 2) is None
+    assert builder.unit(GPU, 1, offers[:-1], 2) is not None
