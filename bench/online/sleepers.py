@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.online.parked import OUTPUT_TOKENS, PROMPT_TOKENS, TIMEOUT_S, bytes_of, unit_of
-from bench.processes import cpu_seconds, descendants, settle
+from bench.processes import TICKS_PER_S, cpu_seconds, descendants, settle
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.residency import Residency
@@ -75,7 +75,7 @@ class ClosedLoop:
             raise TimeoutError("requests never end")
         seconds = time.monotonic() - start_s
         used_s = sum(cpu_seconds(os.getpid()).values()) - before_s
-        return Pace(self._num_tokens / seconds, self._num_tokens / used_s)
+        return Pace(self._num_tokens / seconds, self._num_tokens / max(used_s, 1 / TICKS_PER_S))
 
     def _send(self, name: str) -> None:
         assert self._unit is not None
