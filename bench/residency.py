@@ -8,9 +8,10 @@ Measured (`bench/online/parked.py`), on two cores or more without other work:
   rate where that begins to fail, against a `muxcluster serve` for each model, started and stopped
   on demand (`bench/online/on_demand.py`), on the same trace and memory for weights;
 - requests lost while workers, owners of models and the pool's owner are killed;
-- tokens/s of two models with eight others parked beside them, over those without, in pairs; and
-  the same by processor time, which other work on the machine disturbs less; and the bytes of a
-  parked model, as the unit tells them and as the memory of the pool's owner grows.
+- tokens of two models with eight others parked beside them, over those without, in interleaved
+  pairs: for each second of processor time, which other work on the machine hardly disturbs, and for
+  each second; and the bytes of a parked model, as the unit tells them and as the memory of the
+  pool's owner grows.
 
 Simulated (`bench/planning/parked.py`, `bench/planning/parking_rivals.py`): GPUs needed for 99 % of
 the requests in time; requests in time on the same `NUM_GPUS` GPUs at rising loads; and what wakes
@@ -30,6 +31,9 @@ condensed. A unit per GPU, in the lane "mixed" (one job at a time):
 - static: as many of the most popular models as there is memory for, all resident; requests for
   those without a place are not in time.
 
+The planner lays out none of these; what its own plan has in time on as many GPUs as ours needs is
+a claim beside them.
+
 No GPU unit can be started so yet: the engine moves weights on CPU units only. In time means here at
 most `SLO_SCALE` times what the request takes alone on a GPU. A wake takes `WAKE_S_PER_GIB`, which
 is what was measured elsewhere for copies from host memory; a copy does not slow jobs. Models that
@@ -37,6 +41,7 @@ the arena has no weights of stand for 13B ones.
 """
 
 import asyncio
+import math
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -99,14 +104,14 @@ class Measured:
             Claim("engine_p99_cut_over_swap", round(p99, 3), "x"),
             Claim("engine_in_time_over_processes", round(over_processes, 3), "x", 3.0),
             Claim("requests_lost", lost, "requests", 0),
-            Claim("throughput_beside_sleepers", self._beside_sleepers(0), "x", 0.98),
             Claim("tokens_per_cpu_s_beside_sleepers", self._beside_sleepers(1), "x", 0.98),
+            Claim("throughput_beside_sleepers", self._beside_sleepers(0), "x", 0.98),
             Claim("sleeper_told_mib", round(float(np.mean(list(told))) / 2**20, 4), "MiB"),
             Claim("sleeper_owner_mib", round(self.sleepers.owner_bytes / 2**20, 4), "MiB"),
         ]
 
     def _beside_sleepers(self, place: int) -> float:
-        """Median ratio of a field of `Pace`."""
+        """Median over the pairs of the ratio of a field of `Pace`."""
         ratios = [beside[place] / alone[place] for alone, beside in self.sleepers.paces]
         return round(float(np.median(ratios)), 4)
 
@@ -139,7 +144,7 @@ def measure(*, is_quick: bool, seed: int) -> Measured:
         asked_s = 1.0 if is_quick else seconds  # starts take long
         processes = one_process_each(paths, rate, asked_s, seed, Path(folder))
         sleeping = dict(list(paths.items())[:10])  # two, and eight sleepers
-        sleepers = beside_sleepers(sleeping, 2 if is_quick else 10, 1.0 if is_quick else 5.0)
+        sleepers = beside_sleepers(sleeping, 2 if is_quick else 16, 32 if is_quick else 400)
         killed = with_kills(paths, rates[len(rates) // 2], seconds, 3 if is_quick else 12, seed)
     return Measured(wakes, rows, processes, killed, sleepers)
 
@@ -162,7 +167,8 @@ def one_process_each(
         found = (await play(asks, system)).result()
         return {"system": "processes", "rate": rate, **found, "starts": system.num_starts}
 
-    row = asyncio.run(run())
+    # where a server does not start its requests never get a token, which JSON has no number for
+    row = {name: None if value == math.inf else value for name, value in asyncio.run(run()).items()}
     print(row, flush=True)
     return row
 

@@ -112,8 +112,9 @@ class OnDemand:
                     await self._make_room(name)
                     server = await self._start(name)
                 except (OSError, RuntimeError, TimeoutError) as error:
-                    found = self._waiting.pop(name).found
-                    found.set_exception(RuntimeError(f"{name} does not start: {error}"))
+                    reason = f"{name} does not start: {error!r}"
+                    print(reason, flush=True)  # its requests are lost, and count as such
+                    self._waiting.pop(name).found.set_exception(RuntimeError(reason))
                     continue
                 waiting = self._waiting.pop(name)
                 self._running[name] = _Running(server, waiting.num)

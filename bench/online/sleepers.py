@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.online.parked import OUTPUT_TOKENS, PROMPT_TOKENS, TIMEOUT_S, bytes_of, unit_of
-from bench.processes import cpu_seconds, descendants
+from bench.processes import TICKS_PER_S, cpu_seconds, descendants, settle
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.residency import Residency
@@ -28,7 +28,7 @@ class Pace(NamedTuple):
     """Output tokens by time."""
 
     per_s: float
-    per_cpu_s: float  # of all processes; other work on the machine matters less
+    per_cpu_s: float  # of all processes, so that other work on the machine matters little
 
 
 class ClosedLoop:
@@ -41,37 +41,41 @@ class ClosedLoop:
         self._names = names
         self._num_open = num_open
         self._prompts = np.random.default_rng(0).integers(5, 500, (64, PROMPT_TOKENS), np.int32)
-        self._num_sent = self._num_ended = self._num_tokens = self._num_in_time = 0
-        self._until_s = 0.0
+        self._num_sent = self._num_ended = self._num_tokens = self._most_sent = 0
+        self._lock = threading.Lock()  # of the counts: the first requests come from another thread
         self._idle = threading.Event()
         self._unit: Unit | None = None
 
     def hear(self, deltas: Mapping[str, TokenDelta]) -> None:
         """New output."""
-        is_open = time.monotonic() < self._until_s
+        with self._lock:
+            self._count(deltas)
+
+    def _count(self, deltas: Mapping[str, TokenDelta]) -> None:
         for name, delta in deltas.items():
             self._num_tokens += len(delta.tokens)
-            self._num_in_time += len(delta.tokens) if is_open else 0
             if delta.finished is None:
                 continue
             self._num_ended += 1
-            if is_open:
+            if self._num_sent < self._most_sent:
                 self._send(name.split("/")[0])
         if self._num_ended == self._num_sent:
             self._idle.set()
 
-    def run(self, unit: Unit, seconds: float) -> Pace:
-        """Output tokens over so many seconds; returns when all requests have ended."""
-        self._unit, self._num_tokens, self._num_in_time = unit, 0, 0
-        before_s = sum(cpu_seconds(os.getpid()).values())
+    def run(self, unit: Unit, num_requests: int) -> Pace:
+        """The pace of so many requests: the same work each time, however slow the machine is."""
+        self._unit, self._num_tokens = unit, 0
+        self._most_sent = self._num_sent + num_requests
         self._idle.clear()
-        self._until_s = time.monotonic() + seconds
-        for name in self._names * self._num_open:
-            self._send(name)
+        before_s, start_s = sum(cpu_seconds(os.getpid()).values()), time.monotonic()
+        with self._lock:
+            for name in self._names * self._num_open:
+                self._send(name)
         if not self._idle.wait(TIMEOUT_S):
             raise TimeoutError("requests never end")
+        seconds = time.monotonic() - start_s
         used_s = sum(cpu_seconds(os.getpid()).values()) - before_s
-        return Pace(self._num_in_time / seconds, self._num_tokens / used_s)
+        return Pace(self._num_tokens / seconds, self._num_tokens / max(used_s, 1 / TICKS_PER_S))
 
     def _send(self, name: str) -> None:
         assert self._unit is not None
@@ -90,19 +94,21 @@ class Sleepers:
     owner_bytes: float  # of the pool owner's memory for each, measured
 
 
-def beside_sleepers(paths: Mapping[str, Path], num_pairs: int, seconds: float) -> Sleepers:
+def beside_sleepers(paths: Mapping[str, Path], num_pairs: int, num_requests: int) -> Sleepers:
     """Tokens of the first two models alone, and with all others parked beside; in pairs.
 
-    Both units live all the time and run in turn.
+    Both units live all the time and run in turn, each first in every other pair: the speed of the
+    machine changes from minute to minute, and both sides see the same of it.
     """
     names = list(paths)[:2]
     paces: list[tuple[Pace, Pace]] = []
     with _two(paths, names) as (alone, beside):
-        alone.loop.run(alone.unit, 1.0)
-        beside.loop.run(beside.unit, 1.0)
+        for each in (alone, beside):
+            each.loop.run(each.unit, num_requests)  # step times are learned, memory is touched
+        settle()
         for number in range(num_pairs):
             order = [alone, beside] if number % 2 else [beside, alone]
-            found = {each: each.loop.run(each.unit, seconds) for each in order}
+            found = {each: each.loop.run(each.unit, num_requests) for each in order}
             paces.append((found[alone], found[beside]))
             print(f"tokens alone, beside sleepers: {paces[-1]}", flush=True)
         told = beside.unit.stats().models
@@ -112,14 +118,15 @@ def beside_sleepers(paths: Mapping[str, Path], num_pairs: int, seconds: float) -
 
 
 def owner_bytes(executor: ResidencyExecutor) -> int:
-    """Memory of a unit's pool owner and its children, pages that processes share in parts."""
+    """Memory of a unit's pool owner and its children without files, whose pages both units share;
+    pages that processes share in parts."""
     return sum(_proportional_bytes(pid) for pid in descendants(executor.owner_pid))
 
 
 def _proportional_bytes(pid: int) -> int:
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    line = next(each for each in text.splitlines() if each.startswith("Pss:"))
-    return int(line.split()[1]) * 1024
+    lines = [each.split() for each in text.splitlines()]
+    return sum(int(each[1]) * 1024 for each in lines if each[0] in ("Pss_Anon:", "Pss_Shmem:"))
 
 
 class _Running(NamedTuple):

@@ -31,7 +31,8 @@ from muxcluster.placement.memory import (
     usable_bytes,
     weight_bytes,
 )
-from muxcluster.placement.plan import PlannedUnit
+from muxcluster.placement.plan import Plan, PlannedUnit
+from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Limits, Node, Problem
 from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.core.planned import units_of
@@ -55,7 +56,10 @@ _LIMITS = Limits()
 _WINDOWS_A_DAY = round(86_400 / WINDOW_S)
 _SIZES = {3: "llama-3.2-3b", 6: "llama-7b", 7: "llama-7b", 12: "llama-13b", 13: "llama-13b"}
 _LARGE = "llama-30b"  # from 30B on
-_WAKES = {"ours": "deadline", "foresight": "foresight", "swap": "swap"}
+_WAKES = {"ours": "deadline", "planned": "deadline", "foresight": "foresight", "swap": "swap"}
+# Part of the mean length that a tenth of the requests is shorter than: what these may take is the
+# target for first tokens that the planner is told.
+_SHORT = 0.17
 
 # The load
 
@@ -240,7 +244,24 @@ def _fits(demands: Sequence[Demand]) -> bool:
     return True
 
 
-def units_on(layout: Layout, demands: Sequence[Demand], system: str) -> list[SimUnit]:
+def planned_by_itself(demands: Sequence[Demand], num_gpus: int) -> tuple[Problem, Plan]:
+    """The plan that the planner makes of models that may all be parked, and its input.
+
+    It is asked for most requests in time. A wake takes 0.1 s more there.
+    """
+    gpu = replace(GPU, host_link=GIB / WAKE_S_PER_GIB)
+    bases = base_latencies(Problem(tuple(demands), (Node("alone", 1, GPU),)))
+    asked = []
+    for each in demands:
+        lengths = np.array([[each.prompt_tokens], [each.output_tokens]]) * _SHORT
+        target_s = SLO_SCALE * float(bases[each.name].seconds(*lengths)[0])
+        asked.append(replace(each, residency=Residency.AUTO, ttft_s=target_s))
+    node = Node("node", num_gpus, gpu)
+    problem = Problem(tuple(asked), (node,), limits=_LIMITS, objective="goodput", policy=_POLICY)
+    return problem, place(problem)
+
+
+def units_on(layout: Layout, demands: Sequence[Demand], system: str) -> tuple[SimUnit, ...]:
     """The units of a layout, one a GPU."""
     kind = Residency.ON_DEMAND if system == "swap" else Residency.AUTO
     if system == "static":
@@ -250,10 +271,10 @@ def units_on(layout: Layout, demands: Sequence[Demand], system: str) -> list[Sim
     problem = Problem(given, (node,), limits=_LIMITS, policy=_POLICY)
     planned = [_planned(index, place, system) for index, place in enumerate(layout.places)]
     by_name = {each.name: each for each in demands}
-    return [
+    return tuple(
         SimUnit(_moving(unit.spec, by_name, system), unit.models)
         for unit in units_of(given_plan(planned), problem)
-    ]
+    )
 
 
 def _planned(index: int, mine: Sequence[Demand], system: str) -> PlannedUnit:
@@ -313,15 +334,20 @@ def run(
     system: str, num_gpus: int, demands: Sequence[Demand], coming: Sequence[Arrival]
 ) -> Outcome:
     """Simulate a system on so many GPUs."""
-    layout = layout_of(system, demands, num_gpus)
-    placed = {each.name for place in layout.places for each in place}
+    if system == "planned":
+        problem, plan = planned_by_itself(demands, num_gpus)
+        kind, units = "planned", units_of(plan, problem)
+    else:
+        layout = layout_of(system, demands, num_gpus)
+        kind, units = layout.kind, units_on(layout, demands, system)
+    placed = {model.name for unit in units for model in unit.spec.models}
     mine = [each for each in coming if each.model in placed]
-    result = simulate(units_on(layout, demands, system), mine)
+    result = simulate(units, mine)
     models = [model for unit in result.stats for model in unit.models]
     found = Outcome(
         system,
         num_gpus,
-        layout.kind,
+        kind,
         round(_in_time(result, demands) * len(mine) / len(coming), 4),
         len(placed),
         round(sum(each.num_wakes for each in models) / result.end_s, 4),

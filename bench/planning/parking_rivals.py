@@ -63,6 +63,7 @@ class Fewest:
     num_requests: int
     requests_per_s: float
     outcomes: Mapping[str, Sequence[Outcome]]  # of each system, the fewest GPUs last
+    planned: Outcome  # ours on as many as it needs, laid out by the planner
 
     @classmethod
     def of(cls, data: Path, load: float, seconds: float, most: int, seed: int) -> "Fewest":
@@ -71,18 +72,20 @@ class Fewest:
         coming = arrivals_of(demands, day_of(data), seconds, seed)
         outcomes = {system: needed(system, demands, coming, most) for system in SYSTEMS}
         rate = round(sum(each.rate for each in demands), 3)
-        return cls(load, seconds, len(coming), rate, outcomes)
+        planned = run("planned", outcomes["ours"][-1].num_gpus, demands, coming)
+        return cls(load, seconds, len(coming), rate, outcomes, planned)
 
     @property
     def num_ours(self) -> int:
         return self.outcomes["ours"][-1].num_gpus
 
     def claims(self, suffix: str) -> list[Claim]:
-        """GPUs of the rivals over ours."""
+        """GPUs of the rivals over ours, and what the planner's own layout has in time there."""
         ours, swap, static = (self.outcomes[system][-1].num_gpus for system in SYSTEMS)
         return [
             Claim(f"gpus_saved_over_static{suffix}", static / ours, "x", 2.0),
             Claim(f"gpus_saved_over_swap{suffix}", swap / ours, "x", 1.0),
+            Claim(f"planned_in_time{suffix}", self.planned.in_time, "share", IN_TIME),
         ]
 
     def told(self) -> dict[str, Any]:
@@ -93,6 +96,7 @@ class Fewest:
             "num_requests": self.num_requests,
             "requests_per_s": self.requests_per_s,
             "rows": [each.row() for found in self.outcomes.values() for each in found],
+            "planned": self.planned.row(),
         }
 
     def samples(self, suffix: str) -> dict[str, list[float]]:

@@ -109,5 +109,9 @@ def _weights_fit(
     usable = usable_bytes(node.gpu, unit.tp, execution)
     if taken > usable:
         yield f"unit {unit.id} takes {taken} bytes, {usable} usable"
-    if sum(model.quota_blocks for model in unit.models) > unit.kv_blocks:
+    # a parked model has none: only quotas of those that stay add up
+    kept = {each.name for each in demands if not each.may_park}
+    quotas = {model.name: model.quota_blocks for model in unit.models}
+    num_kept = sum(quotas[name] for name in kept)
+    if num_kept > unit.kv_blocks or max(quotas.values()) > unit.kv_blocks:
         yield f"unit {unit.id}: the quotas are more than its blocks"

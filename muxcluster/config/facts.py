@@ -25,6 +25,7 @@ class ModelFacts:
     max_context: int  # most tokens of a sequence
     undivided: str = ""  # why it cannot be divided over GPUs, "" if it can, sizes aside
     is_dense: bool = False  # it runs on the dense backend alone
+    is_rounded: bool = False  # ordinary weights, quantised whenever they are loaded
 
 
 def read_facts(directory: Path) -> ModelFacts:
@@ -69,7 +70,7 @@ def quantised(facts: ModelFacts, quantize: str) -> ModelFacts:
         raise ShapeError(f"the checkpoint's weights are quantised already: {stored.name}")
     shape = replace(facts.shape, weights=asked)
     check_quantised(shape, is_dense=facts.is_dense)
-    return replace(facts, shape=shape)
+    return replace(facts, shape=shape, is_rounded=True)
 
 
 def check_quantised(shape: ModelShape, *, is_dense: bool) -> None:

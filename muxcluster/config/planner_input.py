@@ -155,6 +155,8 @@ def _demand(model: ConfiguredModel, dtype: str) -> Demand:
         residency=Residency(section.residency),
         undivided="it runs on the dense backend" if is_dense else model.facts.undivided,
         backlog=_backlog(section, part),
+        is_rounded=model.facts.is_rounded,
+        constrained_share=section.constrained_share,
     )
 
 

@@ -114,6 +114,9 @@ class ModelSection(Section):
     """Mean length of an output; start value, as `rate`."""
     batch: BacklogSection | None = None
     """Batch work that is expected beside these requests; planning alone reads it."""
+    constrained_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Part of the requests whose output is constrained (JSON schemas, enforced tool calls,
+    grammars): planner and simulator count what their steps wait for masks."""
     slo: SloSection | None = None
     """Latency targets; a request may bring its own (`slo` in its body)."""
     residency: Literal["always", "auto", "on-demand"] = "always"

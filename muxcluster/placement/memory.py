@@ -186,16 +186,20 @@ def resident_bytes(
     return static + recorded_bytes(gpu, tp, demand, execution)
 
 
-def wake_s(gpu: Gpu, weights: int) -> float:
-    """Predict the seconds until a parked model of so many bytes of weights, of one rank, is
-    resident; 0 for none.
+def wake_s(gpu: Gpu, demand: Demand, tp: int) -> float:
+    """Predict the seconds until the model, if parked, is resident on all GPUs of a mesh; 0 for one
+    that always is.
 
     On a GPU a copy over its link to the host. On a CPU a process is forked, and the weights are
-    read from the page cache and packed for matrix products.
+    read from the page cache and packed for matrix products; those that are quantised when they
+    are loaded are read as the files have them.
     """
-    if gpu.is_cpu:
-        return _CPU_WAKE_S + weights / _CPU_PACKED_PER_S
-    return _GPU_WAKE_S + weights / gpu.host_link
+    if not demand.may_park:
+        return 0.0
+    if not gpu.is_cpu:
+        return _GPU_WAKE_S + weight_bytes(demand, tp) / tp / gpu.host_link
+    plain = replace(demand.shape, weights=None) if demand.is_rounded else demand.shape
+    return _CPU_WAKE_S + part_of(plain, tp).weight_bytes(demand.itemsize) / _CPU_PACKED_PER_S
 
 
 def check_parked(demands: Sequence[Demand], limits: Limits, tp: int) -> None:

@@ -17,7 +17,7 @@ from muxcluster.placement.search.assemble import planned_units
 from muxcluster.placement.search.backlog import judged_anew, with_backlogs
 from muxcluster.placement.search.baselines import memory_greedy, spatial
 from muxcluster.placement.search.gpus import kinds_of
-from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, value
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, singles, value
 from muxcluster.placement.search.replan import continued, kept_units, matched, with_executions_kept
 from muxcluster.placement.search.start import effort, search
 from muxcluster.placement.search.subclusters import search_monotone
@@ -48,7 +48,8 @@ class _Found:
 
     units: Sequence[PlacedUnit]
     bound: float | None = None  # no layout has a greater value
-    before: Sequence[PlannedUnit | None] = ()  # units whose GPUs it keeps
+    # Of each unit, one by one, that whose GPUs it keeps
+    before: Sequence[PlannedUnit | None] = ()
 
 
 def place(
@@ -80,14 +81,14 @@ def place(
         return place_compat(problem, read_curves(curves))
     builders = _Builders.of(problem)
     found = _solver(method, current, time_limit_s)(builders)
+    placed = singles(found.units)
     if any(found.before):
-        kept = with_executions_kept(builders.whole, found.units, found.before)
-        found = replace(found, units=kept)
-    units = planned_units(problem, found.units, found.before)
+        placed = with_executions_kept(builders.whole, placed, found.before)
+    units = planned_units(problem, placed, found.before)
     return Plan(
         method=method,
         objective=problem.objective,
-        score=_score(problem, found.units),
+        score=_score(problem, placed),
         throughput=sum(model.throughput for unit in units for model in unit.models),
         bound=found.bound,
         solve_seconds=time.perf_counter() - start,
@@ -139,7 +140,7 @@ def _continued(
     if current is None:
         return _Found(units)
     units = continued(builder, current, units, most_estimates=most_estimates)
-    return _Found(units, before=_before(builder, current, units))
+    return _Found(units, before=_before(builder, current, singles(units)))
 
 
 def _before(

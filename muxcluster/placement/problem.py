@@ -76,6 +76,9 @@ class Demand:
     decode_tokens: float | None = None
     residency: Residency = Residency.ALWAYS  # what may become of its weights while it is idle
     batch_seqs: int = 0  # rows for batch sequences beside `max_seqs`, see `memory.batch_seqs`
+    # Its files have ordinary weights, which are quantised whenever they are loaded
+    is_rounded: bool = False
+    constrained_share: float = 0.0  # part of its requests whose output has a constraint
 
     def worth(self, objective: Objective) -> float:
         """Return what one served request/s adds to the objective; "fewest-gpus" first counts the

@@ -1,6 +1,10 @@
 """Initial division of a unit's KV blocks among its models."""
 
+import math
 from collections.abc import Sequence
+
+_LEAST_AWAKE = 1e-3  # part of the time: less is as good as that
+_FINENESS = 1000
 
 
 def split_blocks(
@@ -48,3 +52,29 @@ def _proportional(total: int, weights: Sequence[float]) -> tuple[int, ...]:
     parts = [int(total * (weight / scale)) for weight in weights]
     parts[max(range(len(weights)), key=weights.__getitem__)] += total - sum(parts)
     return tuple(parts)
+
+
+def split_among_awake(
+    num_blocks: int,
+    floors: Sequence[int],
+    weights: Sequence[float],
+    most: Sequence[int],
+    awake: Sequence[float],
+) -> tuple[int, ...]:
+    """Return what each model has while it is awake, if each is for a part `awake` of the time.
+
+    A parked model has no blocks, so the others have more: the means over time sum to `num_blocks`,
+    or less where all have `most`. In proportion to `weights`, as `split_blocks`.
+    """
+    # in thousandths of a block, as a part of one may be much while a model is rarely awake
+    parts = [max(_LEAST_AWAKE, part) * _FINENESS for part in awake]
+    means = split_blocks(
+        num_blocks * _FINENESS,
+        [math.ceil(blocks * part) for blocks, part in zip(floors, parts, strict=True)],
+        [weight * part for weight, part in zip(weights, parts, strict=True)],
+        [math.ceil(blocks * part) for blocks, part in zip(most, parts, strict=True)],
+    )
+    return tuple(
+        min(num_blocks, blocks, int(mean / part))
+        for blocks, mean, part in zip(most, means, parts, strict=True)
+    )

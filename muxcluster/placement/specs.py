@@ -17,7 +17,6 @@ from muxcluster.placement.memory import (
     columns_of,
     resident_bytes,
     wake_s,
-    weight_bytes,
 )
 from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.problem import Demand, Problem
@@ -116,7 +115,7 @@ def _with_residency(
 
     num_bytes: what it takes of one rank while it is resident.
     """
-    seconds = wake_s(gpu, weight_bytes(demand, tp) // tp) if demand.may_park else 0.0
+    seconds = wake_s(gpu, demand, tp)
     return replace(spec, residency=demand.residency, resident_bytes=num_bytes, wake_s=seconds)
 
 

@@ -1,14 +1,18 @@
 """What bench/residency.py makes of its measurements; the slow run of it is in test_quick.py."""
 
+import queue
+import threading
+
 import numpy as np
 import pytest
 
 from bench.online.parked import Load, Wakes, trace_of
-from bench.online.sleepers import Pace, Sleepers
+from bench.online.sleepers import ClosedLoop, Pace, Sleepers
 from bench.planning.parked import Outcome
 from bench.planning.parking_rivals import Foreseen, SameGpus
 from bench.residency import Measured
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
+from muxcluster.core.request import Request
 
 WAKES = Wakes(800, 1000, pack_s=(0.9, 0.8, 0.7), copy_s=(0.5,), wake_s=(2.0, 1.0, 2.5))
 
@@ -93,3 +97,32 @@ def test_a_request_without_a_whole_answer_is_lost() -> None:
     assert load.result()["lost"] == 1
     with pytest.raises(AssertionError, match="ended twice"):
         load.hear({whole: TokenDelta(finished=end)})
+
+
+class EagerUnit:
+    """Answers each request from a thread of its own, a token at a time."""
+
+    def __init__(self) -> None:
+        self.loop = ClosedLoop(["a", "b"], 3)
+        self.asked: queue.Queue[str] = queue.Queue()
+        self.names: list[str] = []
+        threading.Thread(target=self._answer, daemon=True).start()
+
+    def submit(self, request: Request) -> None:
+        self.names.append(request.request_id)
+        self.asked.put(request.request_id)
+
+    def _answer(self) -> None:
+        while True:
+            name = self.asked.get()
+            self.loop.hear({name: TokenDelta((1,))})
+            self.loop.hear({name: TokenDelta((2,), finished=Finished(name, FinishReason.LENGTH))})
+
+
+def test_both_sides_of_a_pair_do_the_same_work() -> None:
+    unit = EagerUnit()
+    for count in (1, 2):
+        pace = unit.loop.run(unit, 40)  # type: ignore[arg-type]
+        assert pace.per_s > 0
+        assert len(unit.names) == len(set(unit.names)) == 40 * count
+    assert {name.split("/")[0] for name in unit.names} == {"a", "b"}

@@ -55,6 +55,21 @@ def test_batch_work_of_a_model(write, model_directory) -> None:
     assert all(each.backlog is None for each in problem(config, nodes_of(config)).demands)
 
 
+def test_what_the_planner_is_told_of_weights_and_constraints(write, model_directory) -> None:
+    model_directory("tiny")
+
+    def first(text: str):
+        config = load_config(write(GOOD.replace("rate: 2", text)))
+        return problem(config, nodes_of(config)).demands[0]
+
+    found = first("quantize: int8\n    constrained_share: 0.25")
+    assert found.shape.weights is not None
+    assert (found.is_rounded, found.constrained_share) == (True, 0.25)
+    assert (first("rate: 2").is_rounded, first("rate: 2").constrained_share) == (False, 0.0)
+    with pytest.raises(ConfigError, match="constrained_share"):
+        first("constrained_share: 1.5")
+
+
 def test_batches_are_kept_beside_the_file(write, model_directory, tmp_path) -> None:
     model_directory("tiny")
     assert load_config(write(GOOD)).batch_directory == tmp_path / "muxcluster-batches"

@@ -123,3 +123,13 @@ def test_a_unit_that_gains_by_sharing_is_not_promised_the_waits_of_mixed_jobs() 
     )
     promised = unit.latencies()[0].ttft_s
     assert promised.high < 3 * observed.ttft_s[1] < mixed[0].ttft_s.high
+
+
+def test_masks_make_full_steps_longer_and_small_ones_not() -> None:
+    demand = Demand("free", SHAPES["llama-3.2-3b"], 1.0, 161, 338, 2048, 256)
+    both = (demand, replace(demand, name="held", constrained_share=1.0))
+    estimator = Estimator(Problem(both, (Node("n", 1, A100),)))
+    free, held = (estimator.model(index, A100, 1, 2 * 128 * 16 * 2) for index in (0, 1))
+    assert held.step_at(1, 1.0) == free.step_at(1, 1.0)
+    assert held.step_at(256, 1.0) == pytest.approx(256 * 1.9e-4)
+    assert held.step_at(256, 1.0) > free.step_at(256, 1.0)

@@ -148,3 +148,23 @@ def test_a_mixed_job_is_made_of_its_prefill_and_its_decode() -> None:
     assert prefill_s == pytest.approx(cost.prefill_s(SHAPE, 1, 1.0, 1, 64))
     assert decode_s == pytest.approx(cost.decode_s(SHAPE, 1, 1.0, 3, 400))
     assert work.seconds == pytest.approx(prefill_s + decode_s + 0.00104)
+
+
+def constrained(share: float) -> CostTiming:
+    unit = sim_unit()
+    models = {name: replace(each, constrained_share=share) for name, each in unit.models.items()}
+    return CostTiming(replace(unit, models=models))
+
+
+def test_masks_hide_behind_the_forward_or_are_what_a_step_takes() -> None:
+    job = job_of()
+    plain = work_of(job)
+    assert constrained(0.01).work(job, 0.0) == plain
+    rows = np.arange(400, dtype=np.int32)
+    ones = np.ones(400, dtype=np.int32)
+    wide = replace(job, rows=Rows(rows, 10 * ones, ones, ones == 1))
+    free, work = constrained(0.0).work(wide, 0.0), constrained(1.0).work(wide, 0.0)
+    assert work.seconds == pytest.approx(400 * 1.9e-4) and work.seconds > free.seconds
+    assert work.seconds * work.draw == pytest.approx(free.seconds * free.draw)
+    assert constrained(1.0).repeated(wide)(0) == work
+    assert constrained(0.5).work(wide, 0.0) == free

@@ -499,6 +499,7 @@ _ALL: Mapping[str, tuple[Said, ...]] = {
     "residency": (
         Said("gpus_saved_over_static", "GPUs that static placement needs over ours", "more", "goal"),
         Said("gpus_saved_over_swap", "GPUs that swapping needs over ours", "more", "swap"),
+        Said("planned_in_time", "requests in time on as many GPUs as ours needs, laid out by the planner", "more", "goal"),
         Said("in_time_over_swap", "requests in time over swapping's, on the same GPUs", "more", "swap"),
         Said("late_of_swap_over_ours", "late requests of swapping over ours, there", "more"),
         Said("most_in_time_over_swap", "requests in time over swapping's, where it is most as loads rise", "more", "goal",
@@ -506,6 +507,7 @@ _ALL: Mapping[str, tuple[Said, ...]] = {
         Said("load_over_swap", "highest load with enough in time over swapping's, on the same GPUs", "more"),
         Said("gpus_saved_over_static_at_10x", "GPUs that static placement needs over ours, at ten times the rates", "more", "goal"),
         Said("gpus_saved_over_swap_at_10x", "GPUs that swapping needs over ours, there", "more", "swap"),
+        Said("planned_in_time_at_10x", "requests in time on as many GPUs as ours needs there, laid out by the planner", "more", "goal"),
         Said("late_cut_by_foresight", "late requests without wakes ahead over those with them, on one GPU less", "more", "none ahead"),
         Said("foresight_hit_rate", "part of the wakes ahead that were used"),
         Said("late_cut_by_foresight_by_timers", "late requests without wakes ahead over those with them, timers asking every second model", "more", "none ahead"),

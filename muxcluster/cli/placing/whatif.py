@@ -159,7 +159,8 @@ def _residency(config: Config, text: str) -> Config:
 def _quantize(config: Config, text: str) -> Config:
     """ "chat=int8", "chat=none"."""
     model, value = _chosen(config, text, "quantize", [*QUANTIZE, "none"])
-    facts = replace(model.facts, shape=replace(model.facts.shape, weights=None))
+    shape = replace(model.facts.shape, weights=None)
+    facts = replace(model.facts, shape=shape, is_rounded=False)
     if model.path is not None:
         facts = read_facts(model.path)
     try:

@@ -92,10 +92,14 @@ def _residency_text(report: UnitReport) -> str:
     if report.num_at_once is None:
         return ""
     num_movable = sum(model.residency is not Residency.ALWAYS for model in report.models)
-    return (
+    text = (
         f"; at least {report.num_at_once} of {num_movable} models that may be parked are resident "
         f"at once, weights of all in {gib_text(report.parked_bytes)} of host memory"
     )
+    if not report.equal_units:
+        return text
+    others = ", ".join(report.equal_units)
+    return f"{text}; the same models on {others}: a request goes where the weights are"
 
 
 def _lane_text(unit: PlannedUnit) -> str:

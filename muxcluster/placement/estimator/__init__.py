@@ -3,7 +3,7 @@
 from muxcluster.placement.estimator.backlog import BacklogEstimate, Backlogged, BatchWork
 from muxcluster.placement.estimator.latency import Latency
 from muxcluster.placement.estimator.modelcost import BATCHES, ModelCost
-from muxcluster.placement.estimator.planned import node_of, offers_of
+from muxcluster.placement.estimator.planned import equal_units, node_of, offers_of
 from muxcluster.placement.estimator.queueing import Quantiles
 from muxcluster.placement.estimator.shares import Loads, Tenant
 from muxcluster.placement.estimator.strain import strain
@@ -22,6 +22,7 @@ __all__ = [
     "Quantiles",
     "Tenant",
     "UnitEstimate",
+    "equal_units",
     "node_of",
     "offers_of",
     "strain",

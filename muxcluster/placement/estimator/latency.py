@@ -25,6 +25,13 @@ class Latency:
     batch: float
     waking_s: Quantiles = Quantiles(0.0, 0.0)  # the part of ttft_s until its model is resident
 
+    @property
+    def awake(self) -> "Latency":
+        """Of requests whose model is resident."""
+        high = self.ttft_s.high - self.waking_s.high
+        first = Quantiles(self.ttft_s.median - self.waking_s.median, high)
+        return replace(self, ttft_s=first, waking_s=Quantiles(0.0, 0.0))
+
     def meets(self, ttft_s: float | None, tpot_s: float | None) -> bool:
         """Return whether 95 % of requests meet each target; None is no target."""
         return (ttft_s is None or self.ttft_s.high <= ttft_s) and (
@@ -85,6 +92,26 @@ def _with_waits(
         replace(late, ttft_s=_sum(late.ttft_s, wait), waking_s=wait)
         for late, wait in zip(found, weight_memory.waits(rates, spans_s), strict=True)
     )
+
+
+def in_time(
+    tenants: Sequence[Tenant], loads: Loads, served: Sequence[float], late: Sequence[Latency]
+) -> tuple[float, ...]:
+    """Return by model the part of the served requests whose weights come before the target of the
+    first token, less what it takes after that. late: `latencies` at these parts."""
+    if loads.weight_memory is None:
+        return (1.0,) * len(tenants)
+    rates = [each.rate * share for each, share in zip(tenants, served, strict=True)]
+    targets_s = [
+        math.inf if (target_s := tenant.cost.demand.ttft_s) is None else target_s - each.ttft_s.high
+        for tenant, each in zip(tenants, (each.awake for each in late), strict=True)
+    ]
+    return loads.weight_memory.in_time(rates, spans(tenants, late), targets_s)
+
+
+def spans(tenants: Sequence[Tenant], late: Sequence[Latency]) -> list[float]:
+    """Return by model the seconds of a request from when its model is resident."""
+    return [_span_s(tenant, each.awake) for tenant, each in zip(tenants, late, strict=True)]
 
 
 def _span_s(tenant: Tenant, late: Latency) -> float:

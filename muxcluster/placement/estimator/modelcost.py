@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from muxcluster.placement.cost import Cost
+from muxcluster.placement.cost.masks import masks_s
 from muxcluster.placement.memory import (
     activation_bytes,
     check_split,
@@ -176,10 +177,11 @@ class ModelCost:
         return below + (above - below) * (batch - low) / (high - low)
 
     def step_at(self, batch: int, share: float) -> float:
-        """Seconds of one decode step of a considered batch."""
+        """Seconds of one decode step of a considered batch, with the masks that it waits for."""
         found = self._steps.get((batch, share))
         if found is None:
             demand = self.demand
             found = self._cost.decode_s(demand.shape, self.tp, share, batch, demand.mean_tokens)
+            found = max(found, masks_s(batch, demand.constrained_share))
             self._steps[batch, share] = found
         return found

@@ -38,3 +38,16 @@ def node_of(problem: Problem, unit: PlannedUnit) -> Node:
         if node.name == unit.node:
             return node
     raise ValueError(f"unit {unit.id} is on node {unit.node!r}, which the cluster has not")
+
+
+def equal_units(plan: Plan, unit: PlannedUnit) -> list[PlannedUnit]:
+    """Return the units of the plan, this one included, among which a request of a model that may be
+    parked goes to the one that has its weights: those with the same models and memory."""
+    if not unit.resident_bytes:
+        return [unit]
+    return [each for each in plan.units if _kind(each) == _kind(unit)]
+
+
+def _kind(unit: PlannedUnit) -> tuple[object, ...]:
+    names = frozenset(model.name for model in unit.models)
+    return unit.tp, unit.resident_bytes, unit.kv_blocks, names

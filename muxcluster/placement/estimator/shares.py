@@ -7,7 +7,7 @@ from muxcluster.core.job import Phase
 from muxcluster.placement.estimator.modelcost import ModelCost
 from muxcluster.placement.estimator.weight_memory import WeightMemory
 from muxcluster.placement.execution import Execution
-from muxcluster.placement.quota import split_blocks
+from muxcluster.placement.quota import split_among_awake, split_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,28 @@ class Tenant:
 
 
 def tenants_of(
-    costs: Sequence[ModelCost], rates: Sequence[float], num_blocks: int, execution: Execution
+    costs: Sequence[ModelCost],
+    rates: Sequence[float],
+    num_blocks: int,
+    execution: Execution,
+    weight_memory: WeightMemory | None = None,
 ) -> tuple[tuple[Tenant, ...], tuple[int, ...]]:
-    """Return the models of a unit whose pool has so many blocks, and their initial quotas."""
+    """Return the models of a unit whose pool has so many blocks, and their quotas: the initial
+    ones, or what each has while it is awake, on average, where models share memory for weights."""
     weights = [rate * cost.held_bytes for cost, rate in zip(costs, rates, strict=True)]
     # without quotas all sequences share the pool, in the proportion in which they hold it
     floors = [cost.floor_blocks * execution.uses_quotas for cost in costs]
-    quotas = split_blocks(num_blocks, floors, weights, [cost.most_blocks for cost in costs])
+    most = [cost.most_blocks for cost in costs]
+    if weight_memory is None:
+        quotas = split_blocks(num_blocks, floors, weights, most)
+    else:
+        # all requests of a model come to the unit that has its weights
+        weights = [
+            weight * (weight_memory.num_units if cost.demand.may_park else 1)
+            for weight, cost in zip(weights, costs, strict=True)
+        ]
+        awake = weight_memory.awake(rates)
+        quotas = split_among_awake(num_blocks, floors, weights, most, awake)
     pool = None if execution.uses_quotas else num_blocks
     tenants = tuple(
         Tenant(cost, rate, cost.batch(quota), cost.rows(quota), pool)

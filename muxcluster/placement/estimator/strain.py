@@ -17,14 +17,18 @@ def strain(found: UnitEstimate) -> float:
 
     Load grows with the rates. A latency grows from the idle unit's t0 to t1 at the load ρ, and on
     as waits do: t(g) = t0 + (t1 - t0) g (1 - ρ) / (1 - g ρ). This meets a target at the growth g
-    with 1 / g = ρ + (1 - ρ) (t1 - t0) / (target - t0).
+    with 1 / g = ρ + (1 - ρ) (t1 - t0) / (target - t0). Waits for weights hardly depend on the
+    rates, as models are asked for and parked that much sooner: there it is the latency's part of
+    the target.
     """
     most = found.load
     latest = found.latencies() if any(map(_has_target, found.tenants)) else ()
     loads = found.loads
     for tenant, late, share in zip(found.tenants, latest, loads.decode_shares, strict=False):
         cost, demand = tenant.cost, tenant.cost.demand
-        if demand.ttft_s is not None:
+        if demand.ttft_s is not None and late.waking_s.high:
+            most = max(most, late.ttft_s.high / demand.ttft_s)
+        elif demand.ttft_s is not None:
             idle_s = cost.prefill_job_s(loads.prefill_share) * loads.slowdown
             most = max(most, _target_strain(demand.ttft_s, idle_s, late.ttft_s.high, found.load))
         if demand.tpot_s is not None:

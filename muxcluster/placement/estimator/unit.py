@@ -1,17 +1,24 @@
 """The estimate of one unit: what a mesh serves of the rates offered to it (MuxServe Eq. 1-3)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from muxcluster.placement.cost import Cost, cost_for
 from muxcluster.placement.estimator.at_once import (
-    counts_at_once,
-    models_at_once,
+    least_at_once,
     resident_cost_bytes,
+    rooms,
     weight_memory_of,
 )
 from muxcluster.placement.estimator.backlog import BacklogEstimate, Backlogged, BatchWork
-from muxcluster.placement.estimator.latency import Latency, latencies, served_rates
+from muxcluster.placement.estimator.latency import (
+    Latency,
+    in_time,
+    latencies,
+    served_rates,
+    spans,
+)
 from muxcluster.placement.estimator.modelcost import ModelCost
 from muxcluster.placement.estimator.shares import Loads, Tenant, expected, tenants_of, within_loads
 from muxcluster.placement.estimator.weight_memory import WeightMemory
@@ -34,6 +41,7 @@ Offer = tuple[int, float]
 _BISECTIONS = 6
 _SAME = 1e-9  # relative difference of values that are equal
 _LEAST_SERVED = 1e-3
+_MUCH_LESS = 0.5  # part of the pressure for which more models wait for weights
 _IDLE = 1e-6  # part of the rates at which a unit counts as idle
 
 
@@ -50,11 +58,25 @@ class UnitEstimate:
     value: float  # part of the objective, additive over units
     load: float  # of its fullest resource if all that is offered were served; above 1 it is not
     backlog: BacklogEstimate | None = None  # its batch work, None if none is asked
+    # Units with the same models and rates, this one included: a request goes to the one that has
+    # its model's weights. Served rates, value and loads are those of one
+    num_units: int = 1
 
     @property
     def whole_load(self) -> float:
         """Load with batch work."""
         return self.load if self.backlog is None else self.backlog.load
+
+    @property
+    def pressure(self) -> float:
+        """The load, or the part of a target that first tokens take where they wait for weights."""
+        if self.weight_memory is None:
+            return self.load
+        late = zip(self.tenants, self.latencies(), strict=True)
+        parts = (
+            each.ttft_s.high / (tenant.cost.demand.ttft_s or math.inf) for tenant, each in late
+        )
+        return max(self.load, *parts)
 
     @property
     def weight_memory(self) -> WeightMemory | None:
@@ -66,7 +88,7 @@ class UnitEstimate:
         if self.weight_memory is None:
             return (0.0,) * len(self.tenants)
         rates = [each.rate * part for each, part in zip(self.tenants, self.served, strict=True)]
-        return self.weight_memory.wakes_per_s(rates)
+        return self.weight_memory.wakes_with_returns(rates, spans(self.tenants, self.latencies()))
 
     def wake_s(self) -> tuple[float, ...]:
         """Seconds of a wake of each model; 0 for one that is always resident."""
@@ -95,29 +117,37 @@ class Estimator:
         self._models: dict[tuple[int, Gpu, int, int], ModelCost | DoesNotFit] = {}
         # of batch requests, as `_models` of interactive ones
         self._batches: dict[tuple[int, Gpu, int, int], ModelCost] = {}
-        self._units: dict[tuple[Gpu, int, tuple[Offer, ...]], UnitEstimate | None] = {}
+        self._units: dict[tuple[Gpu, int, tuple[Offer, ...], int], UnitEstimate | None] = {}
 
     @property
     def num_estimates(self) -> int:
         """Distinct units estimated so far."""
         return len(self._units)
 
-    def unit(self, gpu: Gpu, tp: int, offers: Sequence[Offer]) -> UnitEstimate | None:
+    def unit(
+        self, gpu: Gpu, tp: int, offers: Sequence[Offer], num_units: int = 1
+    ) -> UnitEstimate | None:
         """Return the estimate, or None if the models do not fit on the mesh together.
 
-        offers: at least one, each model at most once.
+        offers: to this unit; at least one, each model at most once. num_units: equal ones with the
+        same models and rates, this one included.
         """
-        key = (gpu, tp, tuple(sorted(offers)))
+        key = (gpu, tp, tuple(sorted(offers)), num_units)
         if key not in self._units:
             try:
-                found = self._estimate(gpu, tp, key[2])
+                found = self._estimate(gpu, tp, key[2], num_units)
                 self._units[key] = self._with_backlog(found, gpu, key[2])
             except DoesNotFit:
                 self._units[key] = None
         return self._units[key]
 
     def unit_as(
-        self, execution: PlannedExecution, gpu: Gpu, tp: int, offers: Sequence[Offer]
+        self,
+        execution: PlannedExecution,
+        gpu: Gpu,
+        tp: int,
+        offers: Sequence[Offer],
+        num_units: int = 1,
     ) -> UnitEstimate | None:
         """Return the estimate of a unit that runs so; None if it cannot, or does not fit."""
         try:
@@ -126,14 +156,15 @@ class Estimator:
             if way is None:
                 return None
             ordered = tuple(sorted(offers))
-            return self._with_backlog(self._estimate_as(way, gpu, tp, ordered), gpu, ordered)
+            found = self._estimate_as(way, gpu, tp, ordered, num_units)
+            return self._with_backlog(found, gpu, ordered)
         except (CannotRun, DoesNotFit):
             return None
 
     def refusal(self, gpu: Gpu, tp: int, offers: Sequence[Offer]) -> DoesNotFit | None:
         """Return the reason why `unit` returns None, else None."""
         try:
-            self._estimate(gpu, tp, tuple(sorted(offers)))
+            self._estimate(gpu, tp, tuple(sorted(offers)), 1)
         except DoesNotFit as error:
             return error
         return None
@@ -208,7 +239,9 @@ class Estimator:
         except DoesNotFit as refusal:
             return refusal
 
-    def _estimate(self, gpu: Gpu, tp: int, offers: tuple[Offer, ...]) -> UnitEstimate:
+    def _estimate(
+        self, gpu: Gpu, tp: int, offers: tuple[Offer, ...], num_units: int
+    ) -> UnitEstimate:
         """Return the best execution's estimate; of equal ones the one with more requests within
         their targets, then with less load. One model shares SMs only where it serves more."""
         name = self.problem.demands[offers[0][0]].name
@@ -219,7 +252,7 @@ class Estimator:
         found, refusals = [], []
         for way in ways:
             try:
-                found.append(self._estimate_as(way, gpu, tp, offers))
+                found.append(self._estimate_as(way, gpu, tp, offers, num_units))
             except DoesNotFit as refusal:
                 refusals.append(refusal)
         if not found:
@@ -233,74 +266,89 @@ class Estimator:
         return max(equal, key=lambda e: (_within(e), -e.load))
 
     def _estimate_as(
-        self, execution: Execution, gpu: Gpu, tp: int, offers: tuple[Offer, ...]
-    ) -> UnitEstimate:
-        """Return the estimate with the most models resident at once with which all is served, or
-        else most of the objective. What their weights do not take is KV."""
-        if not any(self.problem.demands[index].may_park for index, _ in offers):
-            return self._estimate_at_once(execution, gpu, tp, offers, None)
-        found, refusals = [], []
-        for num_at_once in counts_at_once([self.problem.demands[index] for index, _ in offers]):
-            try:
-                each = self._estimate_at_once(execution, gpu, tp, offers, num_at_once)
-            except DoesNotFit as refusal:
-                refusals.append(refusal)
-                continue
-            if each.load <= 1:
-                return each
-            found.append(each)
-        if not found:
-            raise least_missing(refusals)
-        best = max(each.value for each in found)
-        return min((e for e in found if e.value >= best * (1 - _SAME)), key=lambda e: e.load)
-
-    def _estimate_at_once(
         self,
         execution: Execution,
         gpu: Gpu,
         tp: int,
         offers: tuple[Offer, ...],
-        num_at_once: int | None,
+        num_units: int,
     ) -> UnitEstimate:
-        """num_at_once: so many of those that may be parked are resident at once; None: all."""
-        problem = self.problem
-        demands = [problem.demands[index] for index, _ in offers]
-        per_block = block_bytes(demands, problem.limits)
+        """Return the estimate with the most memory for weights with which all is served, or less
+        where much less pressure is the gain; else that with most of the objective. What weights do
+        not take is KV."""
+        demands = [self.problem.demands[index] for index, _ in offers]
+        per_block = block_bytes(demands, self.problem.limits)
         costs = [self.model(index, gpu, tp, per_block) for index, _ in offers]
-        at_once = models_at_once(costs, gpu, execution, num_at_once)
-        num_blocks = self._pool_blocks(execution, gpu, tp, costs, at_once, per_block)
         rates = [rate for _, rate in offers]
-        tenants, quotas = tenants_of(costs, rates, num_blocks, execution)
-        weight_memory = weight_memory_of(costs, at_once, gpu, execution)
+        found: list[UnitEstimate] = []
+        for room in rooms(costs, gpu, execution):
+            memory = None
+            if room is not None:
+                check_parked(demands, self.problem.limits, tp)
+                memory = weight_memory_of(costs, room, gpu, execution, num_units)
+            each = self._estimate_with(memory, execution, gpu, costs, rates)
+            if each is None:
+                continue
+            if found and found[-1].load <= 1 and each.pressure > _MUCH_LESS * found[-1].pressure:
+                return found[-1]
+            found.append(replace(each, num_units=num_units))
+            if room is None and each.load <= 1:
+                return each
+        if not found:
+            raise self._refusal(execution, gpu, costs)
+        best = max(each.value for each in found)
+        equal = [each for each in found if each.value >= best * (1 - _SAME)]
+        return min(equal, key=lambda each: each.pressure)
+
+    def _estimate_with(
+        self,
+        weight_memory: WeightMemory | None,
+        execution: Execution,
+        gpu: Gpu,
+        costs: Sequence[ModelCost],
+        rates: Sequence[float],
+    ) -> UnitEstimate | None:
+        """Return None where weights leave too little. weight_memory: None, if all models stay."""
+        num_blocks = self._pool_blocks(weight_memory, execution, gpu, costs)
+        if num_blocks is None:
+            return None
+        tenants, quotas = tenants_of(costs, rates, num_blocks, execution, weight_memory)
         loads = expected(tenants, execution, weight_memory)
         value, served, load = self._served(tenants, loads)
         return UnitEstimate(num_blocks, tenants, quotas, execution, loads, served, value, load)
 
     def _pool_blocks(
         self,
+        weight_memory: WeightMemory | None,
         execution: Execution,
         gpu: Gpu,
-        tp: int,
         costs: Sequence[ModelCost],
-        at_once: Sequence[ModelCost],
-        bytes_per_block: int,
-    ) -> int:
-        """Compute `memory.kv_blocks` from memoised parts; that function words the refusal."""
-        limits = self.problem.limits
+    ) -> int | None:
+        """Compute `memory.kv_blocks` from memoised parts; None where it would raise DoesNotFit."""
+        limits, tp = self.problem.limits, costs[0].tp
         demands = [cost.demand for cost in costs]
-        if len(at_once) < len(costs):
-            check_parked(demands, limits, tp)
-        pool = usable_bytes(gpu, tp, execution)
-        pool -= sum(resident_cost_bytes(cost, gpu, execution) for cost in at_once)
+        if weight_memory is None:
+            taken = sum(resident_cost_bytes(cost, gpu, execution) for cost in costs)
+        else:
+            taken = weight_memory.resident_bytes
+        pool = usable_bytes(gpu, tp, execution) - taken
         pool -= max(cost.activation_bytes for cost in costs)
         pool -= recording_bytes(gpu, tp, demands, execution)
         if limits.kv_bytes is not None:
             pool = min(pool, limits.kv_bytes)
-        blocks = pool // bytes_per_block // tp * tp
-        if pool < 0 or any(cost.floor_blocks > blocks for cost in costs):
-            together = [cost.demand for cost in at_once]
-            return kv_blocks(gpu, tp, demands, limits, execution, together)
-        return blocks
+        blocks = pool // block_bytes(demands, limits) // tp * tp
+        is_short = pool < 0 or any(cost.floor_blocks > blocks for cost in costs)
+        return None if is_short else blocks
+
+    def _refusal(self, execution: Execution, gpu: Gpu, costs: Sequence[ModelCost]) -> DoesNotFit:
+        """Return in words why the models do not fit, with as few at once as possible."""
+        demands = [cost.demand for cost in costs]
+        at_once = [cost.demand for cost in least_at_once(costs, gpu, execution)]
+        try:
+            kv_blocks(gpu, costs[0].tp, demands, self.problem.limits, execution, at_once)
+        except DoesNotFit as refusal:
+            return refusal
+        raise AssertionError("the models fit")
 
     def _served(
         self, tenants: tuple[Tenant, ...], loads: Loads
@@ -316,6 +364,7 @@ class Estimator:
         load = _load(loads, served)
         if objective == "goodput":
             served, values = _within_targets(tenants, loads, served, values)
+            values = _with_weights_in_time(tenants, loads, served, values)
         value = sum(worth * share for worth, share in zip(values, served, strict=True))
         return value, served, load
 
@@ -340,8 +389,9 @@ def _within(found: UnitEstimate) -> float:
 def _within_targets(
     tenants: Sequence[Tenant], loads: Loads, served: tuple[float, ...], values: Sequence[float]
 ) -> tuple[tuple[float, ...], list[float]]:
-    """Return the largest common part of `served` at which all reachable targets are met, and the
-    values: 0 for a model whose targets fail even on an otherwise idle unit."""
+    """Return the largest common part of `served` at which all reachable targets are met by requests
+    whose model is resident, and the values: 0 for a model whose targets fail even on an otherwise
+    idle unit."""
     now = latencies(tenants, loads, served)
     if all(_meets(each, late) for each, late in zip(tenants, now, strict=True)):
         return served, list(values)
@@ -367,5 +417,16 @@ def _within_targets(
     return tuple(low * share for share in served), worth
 
 
+def _with_weights_in_time(
+    tenants: Sequence[Tenant], loads: Loads, served: Sequence[float], values: Sequence[float]
+) -> list[float]:
+    """Return the values of requests that do not wait for weights for too long."""
+    if loads.weight_memory is None or not any(served):
+        return list(values)
+    late = latencies(tenants, loads, served)
+    parts = in_time(tenants, loads, served, late)
+    return [value * part for value, part in zip(values, parts, strict=True)]
+
+
 def _meets(tenant: Tenant, latency: Latency) -> bool:
-    return latency.meets(tenant.cost.demand.ttft_s, tenant.cost.demand.tpot_s)
+    return latency.awake.meets(tenant.cost.demand.ttft_s, tenant.cost.demand.tpot_s)

@@ -24,7 +24,7 @@ class Prices:
         """Return a column's merit less its cost. A column of negative profit is in no layout worth
         more than the optimum plus that profit (fixing by reduced cost)."""
         cost = sum(self.pieces[offer] for offer in unit.offers)
-        return unit.merit - cost - self.meshes[unit.gpu, unit.tp]
+        return unit.merit - cost - unit.count * self.meshes[unit.gpu, unit.tp]
 
 
 class Pool:
@@ -33,7 +33,7 @@ class Pool:
     def __init__(self, builder: UnitBuilder, pieces: Sequence[Offer]) -> None:
         self._builder = builder
         self._pieces = pieces
-        self._found: dict[tuple[Gpu, int, tuple[Offer, ...]], PlacedUnit | None] = {}
+        self._found: dict[tuple[Gpu, int, tuple[Offer, ...], int], PlacedUnit | None] = {}
 
     @property
     def columns(self) -> list[PlacedUnit]:
@@ -42,11 +42,11 @@ class Pool:
 
     def add(self, unit: PlacedUnit) -> None:
         """Add a column from elsewhere; its offers must be pieces."""
-        self._found[unit.gpu, unit.tp, unit.offers] = unit
+        self._found[unit.gpu, unit.tp, unit.offers, unit.count] = unit
 
     def column(self, gpu: Gpu, tp: int, offers: Iterable[Offer]) -> PlacedUnit | None:
         """Return the column, or None if the pieces do not fit the mesh."""
-        key = (gpu, tp, tuple(sorted(offers)))
+        key = (gpu, tp, tuple(sorted(offers)), 1)
         if key not in self._found:
             self._found[key] = self._builder.unit(gpu, tp, key[2])
         return self._found[key]

@@ -25,7 +25,7 @@ class Modes:
 
     # static_bytes, activation_bytes, floor_bytes (one longest sequence): least over the block sizes
     # that the model may have; static_bytes: 0 for a model that may be parked, whose memory others
-    # may have at the time. table: [modes, 5]
+    # may have at the time, as its KV in the table. table: [modes, 5]
     table: NDArray[np.float64]
     static_bytes: int
     activation_bytes: int
@@ -63,7 +63,8 @@ def modes_of(estimator: Estimator, index: int, gpu: Gpu, tp: int, detail: Detail
     cost = costs[0][0]
     runs = _runs(demand, sequence, usable - static - cost.activation_bytes, detail)
     ways = _ways(estimator, gpu, tp)
-    tables = [_run_table(cost, run, sequence, ways) for run in runs]
+    kv = 0 if demand.may_park else sequence  # as the weights: others may have it at the time
+    tables = [_run_table(cost, run, kv, ways) for run in runs]
     if detail.sampled:
         for table in tables:
             table[:, 1:] *= 1 - _SAMPLING

@@ -49,7 +49,7 @@ class Partition:
     def _add_column(self, column: PlacedUnit) -> None:
         entries = [(self._pieces[offer], 1.0) for offer in column.offers]
         entries += [
-            (row, float(column.tp // size))
+            (row, float(column.count * (column.tp // size)))
             for (gpu, size), row in self._slots.items()
             if gpu == column.gpu and size <= column.tp
         ]

@@ -145,7 +145,8 @@ class _PooledProgram:
         demand = self._demands[index]
         key = (
             (demand.shape, demand.itemsize, demand.prompt_tokens, demand.output_tokens),
-            (demand.max_model_len, demand.max_seqs, demand.batch_seqs, demand.may_park, gpu, tp),
+            (demand.max_model_len, demand.max_seqs, demand.batch_seqs, demand.may_park),
+            (demand.constrained_share, gpu, tp),
         )
         if key not in self._known:
             self._known[key] = modes_of(self._estimator, index, gpu, tp, self._detail)

@@ -10,6 +10,7 @@ from muxcluster.placement.estimator import (
     Quantiles,
     Tenant,
     UnitEstimate,
+    equal_units,
     node_of,
     offers_of,
 )
@@ -73,6 +74,8 @@ class UnitReport:
     # parked_bytes: their weights in host memory
     num_at_once: int | None = None
     parked_bytes: int = 0
+    # Ids of other units with the same models: a request goes to the one that has the weights
+    equal_units: tuple[str, ...] = ()
 
     @property
     def free_bytes(self) -> int:
@@ -95,7 +98,8 @@ def _report(estimator: Estimator, unit: PlannedUnit, plan: Plan) -> UnitReport:
     problem = estimator.problem
     node = node_of(problem, unit)
     offers = offers_of(problem, plan, unit)
-    found = estimator.unit(node.gpu, unit.tp, offers)
+    equal = equal_units(plan, unit)
+    found = estimator.unit(node.gpu, unit.tp, offers, len(equal))
     if found is None:
         raise ValueError(f"unit {unit.id}: {estimator.refusal(node.gpu, unit.tp, offers)}")
     demands = [each.cost.demand for each in found.tenants]
@@ -121,6 +125,7 @@ def _report(estimator: Estimator, unit: PlannedUnit, plan: Plan) -> UnitReport:
         models=_models(found),
         num_at_once=num_at_once,
         parked_bytes=0 if weight_memory is None else sum(weights),
+        equal_units=tuple(each.id for each in equal if each.id != unit.id),
     )
 
 

@@ -12,6 +12,7 @@ from muxcluster.placement.estimator import (
     Estimator,
     Tenant,
     UnitEstimate,
+    equal_units,
     node_of,
     offers_of,
 )
@@ -65,7 +66,7 @@ def batch_units(problem: Problem, plan: Plan) -> tuple[BatchUnit, ...]:
 def _report(estimator: Estimator, plan: Plan, unit: PlannedUnit) -> BatchUnit | None:
     gpu = node_of(estimator.problem, unit).gpu
     offers = tuple(sorted(offers_of(estimator.problem, plan, unit)))
-    found = estimator.unit(gpu, unit.tp, offers)
+    found = estimator.unit(gpu, unit.tp, offers, len(equal_units(plan, unit)))
     if found is None:
         raise ValueError(f"unit {unit.id}: {estimator.refusal(gpu, unit.tp, offers)}")
     backlogged = estimator.backlogged(found, gpu, offers)

@@ -3,7 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from muxcluster.placement.estimator import Estimator, Offer, UnitEstimate, offers_of
+from muxcluster.placement.estimator import (
+    Estimator,
+    Offer,
+    UnitEstimate,
+    equal_units,
+    offers_of,
+)
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.memory import block_bytes, weight_bytes
 from muxcluster.placement.names import nearest
@@ -98,7 +104,8 @@ def _judged(estimator: Estimator, plan: Plan, unit: PlannedUnit) -> _Judged:
     for node in estimator.problem.nodes:
         if node.name == unit.node:
             place = Place(unit.id, node.name, unit.gpus, node.gpu)
-            estimate = estimator.unit(node.gpu, unit.tp, offers)
+            num_units = len(equal_units(plan, unit))
+            estimate = estimator.unit(node.gpu, unit.tp, offers, num_units)
             if estimate is None:
                 raise ValueError(f"unit {unit.id}: {estimator.refusal(node.gpu, unit.tp, offers)}")
             return _Judged(place, offers, estimate)
@@ -137,7 +144,9 @@ def _explained(
 def _without(estimator: Estimator, unit: _Judged, index: int) -> UnitEstimate | None:
     """Estimate the unit without the model; None if it is alone."""
     offers = [offer for offer in unit.offers if offer[0] != index]
-    return estimator.unit(unit.place.gpu, unit.place.tp, offers) if offers else None
+    if not offers:
+        return None
+    return estimator.unit(unit.place.gpu, unit.place.tp, offers, unit.estimate.num_units)
 
 
 def _full_rate(estimator: Estimator, unit: _Judged, index: int) -> float:
@@ -146,7 +155,8 @@ def _full_rate(estimator: Estimator, unit: _Judged, index: int) -> float:
     (rate,) = (rate for each, rate in unit.offers if each == index)
 
     def is_served(wanted: float) -> bool:
-        found = estimator.unit(unit.place.gpu, unit.place.tp, [*others, (index, wanted)])
+        offers = [*others, (index, wanted)]
+        found = estimator.unit(unit.place.gpu, unit.place.tp, offers, unit.estimate.num_units)
         return found is not None and min(found.served) >= _SERVED
 
     low, high = 0.0, rate
@@ -174,7 +184,12 @@ def _alternatives(
     served = sum(each.estimate.throughput for each in others) + (left.throughput if left else 0.0)
     (offer,) = (offer for offer in here.offers if offer[0] == index)
     idle = (place for place in _idle(estimator.problem, spent) if place.gpus != here.place.gpus)
-    found = [_moved(estimator, each.place, each, offer, (served, value)) for each in others]
+    # of equal units, whose requests go where the weights are, each has the model already
+    found = [
+        _moved(estimator, each.place, each, offer, (served, value))
+        for each in others
+        if each.estimate.num_units == 1 or index not in dict(each.offers)
+    ]
     found += [_moved(estimator, place, None, offer, (served, value)) for place in idle]
     return tuple(sorted(found, key=_rank))
 
@@ -186,20 +201,24 @@ def _moved(
     offer: Offer,
     rest: tuple[float, float],
 ) -> Alternative:
-    """rest: (throughput, value) of the plan with the model taken out, the place as it is."""
+    """rest: (throughput, value) of the plan with the model taken out, the place as it is; of equal
+    units all get a part of it."""
     index, rate = offer
+    num_units = 1 if there is None else there.estimate.num_units
     offers = {} if there is None else dict(there.offers)
-    offers[index] = offers.get(index, 0.0) + rate
+    offers[index] = offers.get(index, 0.0) + rate / num_units
     asked = list(offers.items())
-    found = estimator.unit(place.gpu, place.tp, asked)
+    found = estimator.unit(place.gpu, place.tp, asked, num_units)
     if found is None:
         refusal = estimator.refusal(place.gpu, place.tp, asked)
         missing = None if refusal is None else refusal.missing_bytes
         return Alternative(place, refusal=str(refusal), missing_bytes=missing)
     served, value = rest
     if there is not None:
-        served, value = served - there.estimate.throughput, value - there.estimate.value
-    return Alternative(place, served + found.throughput, value + found.value, found.load)
+        served -= num_units * there.estimate.throughput
+        value -= num_units * there.estimate.value
+    served += num_units * found.throughput
+    return Alternative(place, served, value + num_units * found.value, found.load)
 
 
 def _idle(problem: Problem, spent: set[tuple[str, int]]) -> Iterator[Place]:

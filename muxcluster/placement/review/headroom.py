@@ -3,18 +3,16 @@
 Its inverse is the strain (estimator/strain.py), which the search lowers.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muxcluster.placement.estimator import (
     Estimator,
-    Offer,
     UnitEstimate,
+    equal_units,
     node_of,
     offers_of,
     strain,
 )
-from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.problem import Problem
 from muxcluster.placement.review.assess import fullest
@@ -47,7 +45,7 @@ def headroom(problem: Problem, plan: Plan, *, beside_batch: bool = False) -> Hea
     """
     whole = Estimator(problem) if beside_batch and problem.backlog_tokens_per_s else None
     estimator = Estimator(problem.without_backlogs())
-    units = [_Growing.of(estimator, plan, unit, whole) for unit in plan.units]
+    units = [_Growing(estimator, plan, unit, whole) for unit in plan.units]
     units.sort(key=lambda each: -each.strain)
     least, factor = units[0], units[0].headroom()
     for each in units[1:]:
@@ -61,31 +59,21 @@ class _Growing:
     """A unit of a plan at rates that grow together."""
 
     def __init__(
-        self,
-        estimator: Estimator,
-        unit: PlannedUnit,
-        gpu: Gpu,
-        offers: Sequence[Offer],
-        whole: Estimator | None,
+        self, estimator: Estimator, plan: Plan, unit: PlannedUnit, whole: Estimator | None
     ) -> None:
-        """estimator: of interactive requests. whole: with batch work that must be done, too."""
+        """estimator: of interactive requests. whole: with batch work that must be done, too.
+
+        Raises ValueError if the unit's node or models are not the problem's, or do not fit.
+        """
         self.unit = unit
-        self.offers = offers
+        self.offers = tuple(sorted(offers_of(estimator.problem, plan, unit)))
         self._estimator = estimator
-        self._gpu = gpu
+        self._gpu = node_of(estimator.problem, unit).gpu
+        self._num_units = len(equal_units(plan, unit))
         self.strain = strain(self._at(1.0))
         self._reachable = [not missed for missed in _missed(self._at(_IDLE))]
         self._whole = whole
         self._parts = [] if whole is None else self._parts_done(whole)
-
-    @classmethod
-    def of(
-        cls, estimator: Estimator, plan: Plan, unit: PlannedUnit, whole: Estimator | None
-    ) -> "_Growing":
-        """Raises ValueError if the unit's node or models are not the problem's, or do not fit."""
-        gpu = node_of(estimator.problem, unit).gpu
-        offers = tuple(sorted(offers_of(estimator.problem, plan, unit)))
-        return cls(estimator, unit, gpu, offers, whole)
 
     def holds(self, factor: float) -> bool:
         """Return whether all is served within the targets at this factor."""
@@ -102,7 +90,7 @@ class _Growing:
         return backlogged is None or backlogged.holds(self._parts)
 
     def _parts_done(self, whole: Estimator) -> list[float]:
-        found = whole.unit(self._gpu, self.unit.tp, self.offers)
+        found = whole.unit(self._gpu, self.unit.tp, self.offers, self._num_units)
         if found is None or found.backlog is None:
             return []
         batch = found.backlog
@@ -137,7 +125,7 @@ class _Growing:
 
     def _at(self, factor: float) -> UnitEstimate:
         offers = [(index, rate * factor) for index, rate in self.offers]
-        found = self._estimator.unit(self._gpu, self.unit.tp, offers)
+        found = self._estimator.unit(self._gpu, self.unit.tp, offers, self._num_units)
         if found is None:
             refusal = self._estimator.refusal(self._gpu, self.unit.tp, offers)
             raise ValueError(f"unit {self.unit.id}: {refusal}")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from muxcluster.placement.estimator import Estimator, offers_of
+from muxcluster.placement.estimator import Estimator, equal_units, offers_of
 from muxcluster.placement.memory import DoesNotFit, least_missing
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.problem import Node, Problem
@@ -77,7 +77,9 @@ def _no_gain(builder: UnitBuilder, plan: Plan, least: Headroom) -> str:
         return f"all rates can grow to {least.factor:.0f} times these without them"
     (unit,) = (unit for unit in plan.units if unit.id == least.unit)
     (here,) = (node.gpu for node in problem.nodes if node.name == unit.node)
-    full = builder.unit(here, unit.tp, offers_of(problem, plan, unit))
+    num_units = len(equal_units(plan, unit))
+    offers = [(index, rate * num_units) for index, rate in offers_of(problem, plan, unit)]
+    full = builder.unit(here, unit.tp, offers, num_units)
     if full is None:
         return f"method {plan.method} does not use them"
     best = min((_worst(new) for new in _relieved(builder, full)), default=full.strain)

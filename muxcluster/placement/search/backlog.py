@@ -31,6 +31,6 @@ def with_backlogs(
 def judged_anew(builder: UnitBuilder, units: Sequence[PlacedUnit]) -> list[PlacedUnit]:
     """Return the same units with the estimates of another builder, whose problem differs in batch
     work alone."""
-    found = [builder.unit(unit.gpu, unit.tp, unit.offers) for unit in units]
+    found = [builder.with_offers(unit, unit.offers) for unit in units]
     assert all(unit is not None for unit in found), "batch work takes no memory from weights"
     return [unit for unit in found if unit is not None]

@@ -103,7 +103,7 @@ def _put_where_memory_is(draft: Draft, index: int, tp: int) -> None:
     joined = [
         (old.estimate.kv_blocks, position, unit)
         for position, old in enumerate(draft.units)
-        if (unit := builder.unit(old.gpu, old.tp, [*old.offers, (index, demand.rate)]))
+        if (unit := builder.with_offers(old, [*old.offers, (index, demand.rate)]))
     ]
     if not joined:
         raise DoesNotFit(demand.name, f"none of {len(draft.units)} meshes of {tp} GPUs has room")

@@ -24,20 +24,22 @@ class Draft:
         """Add a unit on idle GPUs."""
         heappush(self._queue, (unit.crowding, len(self.units)))
         self.units.append(unit)
-        self.room.take(unit.gpu, unit.tp)
+        self.room.take(unit.gpu, unit.tp, unit.count)
 
     def can_grow(self, unit: PlacedUnit) -> bool:
-        """Return whether a mesh of twice its GPUs fits in its place."""
+        """Return whether a mesh of twice its GPUs fits in its place; of equal ones none grows."""
+        if unit.count > 1:
+            return False
         self.room.free(unit.gpu, unit.tp)
         fits = self.room.fits(unit.gpu, 2 * unit.tp)
         self.room.take(unit.gpu, unit.tp)
         return fits
 
     def replace(self, position: int, unit: PlacedUnit) -> None:
-        """Replace a unit by one with another mesh or other models."""
+        """Replace a unit by one with other meshes or models."""
         old = self.units[position]
-        self.room.free(old.gpu, old.tp)
-        self.room.take(unit.gpu, unit.tp)
+        self.room.free(old.gpu, old.tp, old.count)
+        self.room.take(unit.gpu, unit.tp, unit.count)
         self.units[position] = unit
         heappush(self._queue, (unit.crowding, position))
 

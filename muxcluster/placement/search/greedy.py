@@ -56,7 +56,7 @@ def _joined(draft: Draft, index: int, rate: float) -> Iterable[_Option]:
         old = draft.units[position]
         offers = [offer for offer in old.offers if offer[0] != index]
         offers.append((index, rate + old.rate_of(index)))
-        unit = draft.builder.unit(old.gpu, old.tp, offers)
+        unit = draft.builder.with_offers(old, offers)
         if unit is not None:
             yield _Option(unit, position, draft.builder.gain([unit], [old]))
 
@@ -68,7 +68,8 @@ def _opened(draft: Draft, index: int, rate: float, price: float) -> Iterable[_Op
 
 
 def spend(draft: Draft, end: float = math.inf) -> None:
-    """Use idle GPUs while that helps: a replica of some model, or a larger mesh for a unit.
+    """Use idle GPUs while that helps: a replica of some model, a larger mesh for a unit, or one
+    more unit like it, where models take turns.
 
     Each step takes the change with most gain per GPU; none is begun after `end`, a moment of
     time.perf_counter.
@@ -105,7 +106,7 @@ def _relief(
     draft: Draft, position: int, sizes: Sequence[tuple[Gpu, int]]
 ) -> Iterable[tuple[float, tuple[PlacedUnit, ...]]]:
     """Return (gain per GPU, units in place of this one): a part of one model's rate moved to a new
-    mesh, the whole model moved there, or the whole unit on more GPUs."""
+    mesh, the whole model moved there, the whole unit on more GPUs, or one more like it."""
     unit, builder = draft.units[position], draft.builder
     for gpu, tp in sizes:
         for new in replicas(builder, unit, gpu, tp):
@@ -116,6 +117,9 @@ def _relief(
         grown = builder.unit(unit.gpu, 2 * unit.tp, unit.offers)
         if grown is not None:
             yield builder.gain([grown], [unit]) / unit.tp, (grown,)
+    beside = builder.one_more(unit) if (unit.gpu, unit.tp) in sizes else None
+    if beside is not None:
+        yield builder.relief(beside, unit) / unit.tp, (beside,)
 
 
 def replicas(
@@ -133,7 +137,7 @@ def replicas(
             continue
         others = [offer for offer in unit.offers if offer[0] != index]
         if others:
-            rest = builder.unit(unit.gpu, unit.tp, others)
+            rest = builder.with_offers(unit, others)
             if rest is not None:
                 yield rest, whole
         is_easy = unit.strain <= EASY and not unit.undone
@@ -141,7 +145,7 @@ def replicas(
             continue
         for part in _parts(unit, whole, rate):
             new = builder.unit(gpu, tp, [(index, part)])
-            left = builder.unit(unit.gpu, unit.tp, [*others, (index, rate - part)])
+            left = builder.with_offers(unit, [*others, (index, rate - part)])
             if new is not None and left is not None:
                 yield left, new
 

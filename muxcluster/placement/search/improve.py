@@ -110,13 +110,13 @@ def _units_to_rebuild(units: Sequence[PlacedUnit], draw: random.Random) -> list[
 
 def mean_price(units: Sequence[PlacedUnit]) -> float:
     """Merit per GPU."""
-    return merit(units) / max(1, sum(unit.tp for unit in units))
+    return merit(units) / max(1, sum(unit.num_gpus for unit in units))
 
 
 def _strain_price(units: Sequence[PlacedUnit]) -> float:
     """Cost of the strain per GPU."""
     cost = sum(unit.goal - unit.merit for unit in units)
-    return cost / max(1, sum(unit.tp for unit in units))
+    return cost / max(1, sum(unit.num_gpus for unit in units))
 
 
 def _relieved(
@@ -174,7 +174,7 @@ def _narrowed(builder: UnitBuilder, units: Sequence[PlacedUnit], end: float) -> 
         others = [unit for unit in best if unit is not wide]
         for part in (1.0, 0.5):
             offers = [(index, rate * part) for index, rate in wide.offers]
-            half = builder.unit(wide.gpu, wide.tp // 2, offers)
+            half = builder.unit(wide.gpu, wide.tp // 2, offers, wide.count)
             if half is None:
                 continue
             narrow = [*others, *[half] * round(1 / part)]
@@ -194,10 +194,10 @@ def _moved(
     if left > 1e-9 * rate:
         offers.append((index, left))
     there = [offer for offer in target.offers if offer[0] != index]
-    joined = builder.unit(target.gpu, target.tp, [*there, (index, rate + target.rate_of(index))])
+    joined = builder.with_offers(target, [*there, (index, rate + target.rate_of(index))])
     if joined is None:
         return None
     if not offers:
         return None, joined
-    rest = builder.unit(source.gpu, source.tp, offers)
+    rest = builder.with_offers(source, offers)
     return None if rest is None else (rest, joined)

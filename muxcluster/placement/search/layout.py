@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muxcluster.placement.estimator import Estimator, Offer, UnitEstimate, strain
 from muxcluster.placement.hardware import Gpu
@@ -35,12 +35,16 @@ _SAME_EASE = 1e-6  # relative
 
 @dataclass(frozen=True, slots=True)
 class PlacedUnit:
-    """A mesh of `tp` GPUs with the models offered to it, and what it adds to the merit."""
+    """A mesh of `tp` GPUs with the models offered to it, and what it adds to the merit.
+
+    Or `count` equal ones with the same models, of which a request goes to the one that has its
+    model's weights; offers, and what is added to the merit, are then those of all.
+    """
 
     gpu: Gpu
     tp: int
     offers: tuple[Offer, ...]
-    estimate: UnitEstimate
+    estimate: UnitEstimate  # of one of them
     goal: float  # its part of the objective
     strain: float  # 1 / headroom (estimator/strain.py)
     effort: float  # cost of its strain, before its weight against the goal
@@ -48,6 +52,11 @@ class PlacedUnit:
     missed: float  # requests/s that are offered and not served
     done: float = 0.0  # done, undone: batch tokens/s that are asked here
     undone: float = 0.0
+    count: int = 1
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tp * self.count
 
     @property
     def crowding(self) -> float:
@@ -59,6 +68,10 @@ class PlacedUnit:
         return next((rate for each, rate in self.offers if each == index), 0.0)
 
 
+def _are_one_cache(estimate: UnitEstimate) -> bool:
+    return estimate.weight_memory is None or estimate.weight_memory.is_one_cache
+
+
 def _effort(tp: int, estimate: UnitEstimate, strained: float) -> float:
     """Return the cost of a unit's strain.
 
@@ -66,7 +79,8 @@ def _effort(tp: int, estimate: UnitEstimate, strained: float) -> float:
     wider mesh must gain as much as other uses of its GPUs would; and higher for models that share
     the unit or have replicas, so that they do so where that gains something.
     """
-    parts = sum(each.rate < each.cost.demand.rate * (1 - _SAME_EASE) for each in estimate.tenants)
+    whole = (1 - _SAME_EASE) / estimate.num_units
+    parts = sum(each.rate < each.cost.demand.rate * whole for each in estimate.tenants)
     neighbours = len(estimate.tenants) - 1
     if strained <= EASY:
         full = strained * EASY ** (_POWER - 1)
@@ -74,8 +88,8 @@ def _effort(tp: int, estimate: UnitEstimate, strained: float) -> float:
         full = strained**_POWER
     else:
         full = 1 + _POWER * math.log(strained)
-    whole = tp * full * (1 + _NEIGHBOUR * neighbours + _REPLICA * parts)
-    return whole + EASY**_POWER * (neighbours + parts) / 2
+    most = tp * full * (1 + _NEIGHBOUR * neighbours + _REPLICA * parts)
+    return most + EASY**_POWER * (neighbours + parts) / 2
 
 
 # (objective, batch work done, headroom, ease) of a layout, greater where it is better; all but the
@@ -110,7 +124,7 @@ class UnitBuilder:
         self._token_worth = worth / tokens_per_s if tokens_per_s else 0.0
         self.has_many = len(demands) > _MANY_MODELS
         self._rounding = 1e-6 * self._least_goal
-        self._units: dict[tuple[Gpu, int, tuple[Offer, ...]], PlacedUnit | None] = {}
+        self._units: dict[tuple[Gpu, int, tuple[Offer, ...], int], PlacedUnit | None] = {}
 
     def within(self, kinds: Sequence[Kind]) -> "UnitBuilder":
         """Return a builder for a part of the cluster."""
@@ -126,28 +140,51 @@ class UnitBuilder:
             range(len(demands)), key=lambda each: weight_bytes(demands[each]), reverse=True
         )
 
-    def unit(self, gpu: Gpu, tp: int, offers: Iterable[Offer]) -> PlacedUnit | None:
-        """Build a unit; None if the models do not fit."""
-        key = (gpu, tp, tuple(sorted(offers)))
+    def unit(self, gpu: Gpu, tp: int, offers: Iterable[Offer], count: int = 1) -> PlacedUnit | None:
+        """Build a unit, or several equal ones; None if the models do not fit, or their sizes differ
+        too much for several."""
+        key = (gpu, tp, tuple(sorted(offers)), count)
         if key not in self._units:
             self._units[key] = self._built(*key)
         return self._units[key]
 
-    def _built(self, gpu: Gpu, tp: int, offers: tuple[Offer, ...]) -> PlacedUnit | None:
-        estimate = self.estimator.unit(gpu, tp, offers)
-        if estimate is None:
+    def with_offers(self, unit: PlacedUnit, offers: Iterable[Offer]) -> PlacedUnit | None:
+        """Build the same unit, or equal ones, with other models or rates; None if they do not
+        fit."""
+        return self.unit(unit.gpu, unit.tp, offers, unit.count)
+
+    def one_more(self, unit: PlacedUnit) -> PlacedUnit | None:
+        """Build one more unit with the same models; None where they do not take turns in memory,
+        so that a replica of some would do."""
+        if unit.estimate.weight_memory is None:
             return None
-        goal = estimate.value
+        return self.unit(unit.gpu, unit.tp, unit.offers, unit.count + 1)
+
+    def _built(self, gpu: Gpu, tp: int, offers: tuple[Offer, ...], count: int) -> PlacedUnit | None:
+        parts = offers if count == 1 else tuple((index, rate / count) for index, rate in offers)
+        estimate = self.estimator.unit(gpu, tp, parts, count)
+        if estimate is None or (count > 1 and not _are_one_cache(estimate)):
+            return None
+        goal = count * estimate.value
         if self.estimator.problem.objective == "fewest-gpus":
-            goal = estimate.value / _UNMET_PER_GPU - tp
+            goal = goal / _UNMET_PER_GPU - tp * count
         strained = strain(estimate)
-        effort = _effort(tp, estimate, strained)
+        effort = count * _effort(tp, estimate, strained)
         batch = estimate.backlog
         done, undone = (0.0, 0.0) if batch is None else (sum(batch.done), batch.undone)
-        merit = goal - self.strain_cost * effort + self._token_worth * done
-        missed = round(sum(rate for _, rate in offers) - estimate.throughput, 9)
         return PlacedUnit(
-            gpu, tp, offers, estimate, goal, strained, effort, merit, missed, done, undone
+            gpu,
+            tp,
+            offers,
+            estimate,
+            goal,
+            strained,
+            effort,
+            merit=goal - self.strain_cost * effort + self._token_worth * count * done,
+            missed=round(sum(rate for _, rate in offers) - count * estimate.throughput, 9),
+            done=count * done,
+            undone=count * undone,
+            count=count,
         )
 
     def need(self, index: int) -> float:
@@ -172,6 +209,12 @@ class UnitBuilder:
             if unit is not None:
                 taken[gpu] += 1
                 yield unit
+
+    def relief(self, more: PlacedUnit, unit: PlacedUnit) -> float:
+        """Return the gain of one unit more, if its GPUs are idle otherwise: what each GPU then has
+        less strain."""
+        here = unit.effort * more.num_gpus / unit.num_gpus
+        return more.goal - unit.goal + self.strain_cost * (here - more.effort)
 
     def rank(self, units: Sequence[PlacedUnit]) -> Rank:
         """Return what decides between layouts: the objective, then batch work done, then the strain
@@ -202,7 +245,7 @@ class UnitBuilder:
         """Count the meshes of `units`."""
         used: dict[Gpu, Counter[int]] = {gpu: Counter() for gpu in self.kinds}
         for unit in units:
-            used[unit.gpu][unit.tp] += 1
+            used[unit.gpu][unit.tp] += unit.count
         return Room(self.kinds, used)
 
 
@@ -221,13 +264,13 @@ class Room:
         used[tp] -= 1
         return fits
 
-    def take(self, gpu: Gpu, tp: int) -> None:
-        """Count one more mesh in use."""
-        self._used[gpu][tp] += 1
+    def take(self, gpu: Gpu, tp: int, count: int = 1) -> None:
+        """Count more meshes in use."""
+        self._used[gpu][tp] += count
 
-    def free(self, gpu: Gpu, tp: int) -> None:
-        """Count one mesh less."""
-        self._used[gpu][tp] -= 1
+    def free(self, gpu: Gpu, tp: int, count: int = 1) -> None:
+        """Count fewer meshes in use."""
+        self._used[gpu][tp] -= count
 
     def num_idle(self) -> int:
         return sum(
@@ -248,4 +291,24 @@ def is_better(rank: Rank, than: Rank) -> bool:
 
 def value(units: Iterable[PlacedUnit]) -> float:
     """Return the objective of a layout, without headroom."""
-    return sum(unit.estimate.value for unit in units)
+    return sum(unit.count * unit.estimate.value for unit in units)
+
+
+def singles(units: Iterable[PlacedUnit]) -> list[PlacedUnit]:
+    """Return the units one by one, with what is offered to each of several equal ones."""
+    found = []
+    for unit in units:
+        part = 1 / unit.count
+        one = replace(
+            unit,
+            offers=tuple((index, rate / unit.count) for index, rate in unit.offers),
+            goal=unit.goal * part,
+            effort=unit.effort * part,
+            merit=unit.merit * part,
+            missed=unit.missed * part,
+            done=unit.done * part,
+            undone=unit.undone * part,
+            count=1,
+        )
+        found += [one] * unit.count
+    return found

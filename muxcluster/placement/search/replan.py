@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from muxcluster.placement.estimator import Offer, offers_of
+from muxcluster.placement.estimator import Offer, equal_units, offers_of
 from muxcluster.placement.memory import weight_bytes
 from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.greedy import cover, spend
 from muxcluster.placement.search.improve import improve, mean_price
-from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, merit
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, merit, singles
 
 HYSTERESIS = 0.02  # share of the merit that another layout must gain before models move
 # Or, at no less of the objective, the factor by which its headroom must be greater; headroom beyond
@@ -24,7 +24,8 @@ HORIZON_S = 1800.0  # assumed life of a plan, over which the losses of its moves
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A unit of the current plan under the new problem; None if it is impossible there."""
+    """A unit of the current plan under the new problem, or all units equal to it; None if it is
+    impossible there, or among those of an earlier one."""
 
     old: PlannedUnit
     unit: PlacedUnit | None
@@ -79,18 +80,34 @@ def _headroom(units: Sequence[PlacedUnit]) -> float:
 
 def kept_units(builder: UnitBuilder, current: Plan) -> list[Kept]:
     """Estimate each unit of the plan on the same mesh, at the rates of the problem."""
-    return [Kept(old, _kept(builder, current, old)) for old in current.units]
+    found: list[Kept] = []
+    done: set[str] = set()
+    for old in current.units:
+        equal = [] if old.id in done else equal_units(current, old)
+        able = [each for each in equal if _has_place(builder, each)]
+        done |= {each.id for each in able}
+        found.append(Kept(old, _kept(builder, current, able)))
+    return found
 
 
-def _kept(builder: UnitBuilder, current: Plan, old: PlannedUnit) -> PlacedUnit | None:
+def _has_place(builder: UnitBuilder, old: PlannedUnit) -> bool:
+    nodes = builder.estimator.problem.nodes
+    return any(old.node == node.name and max(old.gpus) < node.num_gpus for node in nodes)
+
+
+def _kept(builder: UnitBuilder, current: Plan, equal: Sequence[PlannedUnit]) -> PlacedUnit | None:
     problem = builder.estimator.problem
-    node = next((node for node in problem.nodes if node.name == old.node), None)
     known = {demand.name for demand in problem.demands}
-    models = tuple(model for model in old.models if model.name in known)
-    if node is None or max(old.gpus) >= node.num_gpus or not models:
+    rates: dict[int, float] = {}
+    for old in equal:
+        models = tuple(model for model in old.models if model.name in known)
+        unit = old.model_copy(update={"models": models})
+        for index, rate in offers_of(problem, current, unit):
+            rates[index] = rates.get(index, 0.0) + rate
+    if not rates:
         return None
-    unit = old.model_copy(update={"models": models})
-    return builder.unit(node.gpu, old.tp, offers_of(problem, current, unit))
+    gpu = next(node.gpu for node in problem.nodes if node.name == equal[0].node)
+    return builder.unit(gpu, equal[0].tp, rates.items(), len(equal))
 
 
 def _repaired(builder: UnitBuilder, kept: Sequence[Kept]) -> list[PlacedUnit] | None:
@@ -114,7 +131,8 @@ def _move_cost(builder: UnitBuilder, kept: Sequence[Kept], units: Sequence[Place
     """Merit lost while weights are loaded: rates of their models x seconds, over the horizon."""
     problem = builder.estimator.problem
     lost = 0.0
-    for unit, old in zip(units, matched(builder, kept, units), strict=True):
+    placed = singles(units)
+    for unit, old in zip(placed, matched(builder, kept, placed), strict=True):
         there = set() if old is None else {model.name for model in old.models}
         for index, rate in unit.offers:
             demand = problem.demands[index]
@@ -141,7 +159,8 @@ def _with_execution_kept(builder: UnitBuilder, unit: PlacedUnit, old: PlannedUni
     names = {builder.estimator.problem.demands[index].name for index, _ in unit.offers}
     if old.execution is None or names != {model.name for model in old.models}:
         return unit
-    found = builder.estimator.unit_as(old.execution, unit.gpu, unit.tp, unit.offers)
+    num_units = unit.estimate.num_units
+    found = builder.estimator.unit_as(old.execution, unit.gpu, unit.tp, unit.offers, num_units)
     if found is None or found.value < unit.estimate.value * (1 - HYSTERESIS):
         return unit
     return replace(unit, estimate=found)

@@ -7,6 +7,7 @@ from itertools import product
 
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.search.draft import Draft
+from muxcluster.placement.search.equal import equal_units_drafts
 from muxcluster.placement.search.greedy import cover, spend
 from muxcluster.placement.search.improve import improve
 from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
@@ -63,6 +64,7 @@ def search(builder: UnitBuilder, end: float = math.inf) -> list[PlacedUnit]:
             drafts.append(found)
         else:
             refusals.append(found)
+    drafts += equal_units_drafts(builder)
     if not drafts:
         raise refusals[-1]
     best = max(drafts, key=lambda draft: builder.rank(draft.units)).units

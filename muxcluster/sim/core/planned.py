@@ -27,7 +27,11 @@ def units_of(plan: Plan, problem: Problem) -> tuple[SimUnit, ...]:
 def _unit(spec: UnitSpec, gpu: Gpu, demands: dict[str, Demand], problem: Problem) -> SimUnit:
     mine = [demands[model.name] for model in spec.models]
     models = {
-        demand.name: SimModel(demand.shape, cost_for(gpu, demand.itemsize, problem.profiles))
+        demand.name: SimModel(
+            demand.shape,
+            cost_for(gpu, demand.itemsize, problem.profiles),
+            demand.constrained_share,
+        )
         for demand in mine
     }
     return SimUnit(spec, models)

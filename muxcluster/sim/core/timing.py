@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.placement.cost import Cost
+from muxcluster.placement.cost.masks import masks_s
 from muxcluster.placement.shapes.shape import ModelShape
 from muxcluster.sim.core.unit import SimModel, SimUnit
 
@@ -52,7 +53,8 @@ class CostTiming:
     same tokens and attention, Σ count · (start + count / 2), in sum; rows that are less than one
     such prompt (a late chunk of a long one) cost what the whole costs more than its beginning.
     Mixed: from its prefill and its decode part, which read the weights once and share the launches,
-    as the cost model says. What the unit itself does between two jobs counts with the first of
+    as the cost model says. Masks are computed beside the forward, so the longer of the two counts.
+    What the unit itself does between two jobs counts with the first of
     them: tokens come out after it, and the next job starts. Copies between pool and host run beside
     the forward, each GPU copying its own heads, so the longer of the two counts (BROS §5); moves
     inside the pool are free, as GPU memory is 60 times as fast.
@@ -76,7 +78,7 @@ class CostTiming:
 
     def work(self, job: Job, now: float) -> Work:
         """Return the work of `job` from its actual rows and copies; `now` is not used."""
-        work = self._forward(job)
+        work = _at_least(self._forward(job), self._masks_s(job))
         if job.copies:
             work = self._beside(work, job)
         return _longer(work, self._turn_s(job))
@@ -110,8 +112,13 @@ class CostTiming:
     def repeated(self, job: Job) -> Callable[[int], Work]:
         """Return the work by repetitions; every row is one token longer each time."""
         forward = self._steps_of(job)
-        turn_s = self._turn_s(job)
-        return (lambda count: _longer(forward(count), turn_s)) if turn_s else forward
+        turn_s, mask_s = self._turn_s(job), self._masks_s(job)
+        if not (turn_s or mask_s):
+            return forward
+        return lambda count: _longer(_at_least(forward(count), mask_s), turn_s)
+
+    def _masks_s(self, job: Job) -> float:
+        return masks_s(len(job.rows), self._models[job.model].constrained_share)
 
     def _turn_s(self, job: Job) -> float:
         """Return each step's part of what the unit does after the job."""
@@ -185,6 +192,11 @@ def _decodes(cost: Cost, shape: ModelShape, tp: int) -> dict[tuple[float, int], 
 
 def _sums(counts: Ints, starts: Ints) -> tuple[float, float]:
     return float(counts.sum()), float((counts * (starts + counts / 2)).sum())
+
+
+def _at_least(work: Work, seconds: float) -> Work:
+    """Return `work`, which waits for something that takes so long and draws no bandwidth."""
+    return _longer(work, max(0.0, seconds - work.seconds))
 
 
 def _longer(work: Work, more_s: float) -> Work:

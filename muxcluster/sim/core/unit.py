@@ -16,6 +16,7 @@ class SimModel:
 
     shape: ModelShape
     cost: Cost
+    constrained_share: float = 0.0  # part of its rows that wait for masks
 
 
 @dataclass(frozen=True, slots=True)
