@@ -371,6 +371,16 @@ class RunningTable:
             return np.ones(len(rows), dtype=np.int32)
         return self.num_tokens[rows] - self.num_computed[rows]
 
+    def within(self, rows: TableRows, num_tokens: int, *, least: int = 0) -> TableRows:
+        """Return the first of `rows` that compute at most so many tokens together.
+
+        least: of the rows, whatever they compute.
+        """
+        if not self.has_runs:
+            return rows[: max(least, num_tokens, 0)]
+        most = int(self.uncomputed(rows).cumsum().searchsorted(num_tokens, side="right"))
+        return rows[: max(least, most)]
+
     def tokens(self, row: int) -> NDArray[np.int32]:
         """Return the prompt, then the output so far, int32 [num_tokens]."""
         prompt, output = self.at(row).request.prompt_tokens, self.output(row)
