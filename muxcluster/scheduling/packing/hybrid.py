@@ -14,6 +14,7 @@ from muxcluster.core.job import Job, Phase, Side
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Batch, Draft, Limits, Turn
+from muxcluster.scheduling.packing.claims import BatchClaims
 from muxcluster.scheduling.packing.rows import (
     LEAST_CHUNK,
     Prompts,
@@ -46,6 +47,7 @@ class HybridPacking:
         self._times = times
         self._slack = Slack(memory, times, limits.token_budget)
         self._ageing = Ageing(limits.ageing_s)
+        self._claims = BatchClaims(limits.batch_share, limits.ageing_s, len(memory.models))
         self._prompts = Prompts(memory, limits)
         self._returns = RestoredRows(memory, limits, times, self._slack, self._ageing)
 
@@ -72,13 +74,15 @@ class HybridPacking:
             return Batch(_NOBODY, _NOBODY, copies=())
         table = model.running
         draft = Draft(model, self._times.of(model.name, turn.share))
-        self._fill(draft, turn, phase)
+        alone_s = self._fill(draft, turn, phase)
         if table.num_lent and len(draft) == 0:
             self._returns.by_force(draft, turn, phase)
-        self._ageing.note(draft.model, draft.num_batch, turn.now)
+        self._ageing.note(model, draft.num_batch, turn.now)
+        self._claims.note(model, draft.seconds - alone_s, turn.now)
         return draft.batch()
 
-    def _fill(self, draft: Draft, turn: Turn, phase: Phase) -> None:
+    def _fill(self, draft: Draft, turn: Turn, phase: Phase) -> float:
+        """Return the seconds of the job without batch rows."""
         is_done, model = True, draft.model
         if model.running.num_lent:
             self._returns.interactive(draft, turn, phase)
@@ -87,14 +91,18 @@ class HybridPacking:
         if phase is not Phase.DECODE:
             is_done = self._urgent_prompts(draft, turn)
         draft.save(self._memory, turn.job_id)
+        alone_s = draft.seconds
         if not model.has_batch_work or (phase is Phase.PREFILL and lacks_batch_prompts(model)):
-            return
+            return alone_s
         is_waited_for = self._is_waited_for(model, phase)
-        limit_s = draft.seconds if is_waited_for else self._limit_s(draft, turn, phase)
+        limit_s = alone_s if is_waited_for else self._limit_s(draft, turn, phase)
+        owed_s = self._claims.seconds(model, turn.now)
+        limit_s = max(limit_s, alone_s + min(owed_s, alone_s))
         if phase is not Phase.PREFILL and model.running.num_batch:
             self._batch_decodes(draft, turn, phase, limit_s)
         if phase is not Phase.DECODE:
-            self._batch_prompts(draft, turn, phase, limit_s, is_done=is_done)
+            self._batch_prompts(draft, turn, phase, limit_s, is_done=is_done or owed_s > 0)
+        return alone_s
 
     def _limit_s(self, draft: Draft, turn: Turn, phase: Phase) -> float:
         return self._slack.for_batch(draft, turn, phase)
@@ -167,16 +175,17 @@ class HybridPacking:
         waiting.renew(turn.now, self._limits.ageing_s)
         if not len(prefilling) and waiting.head is None:
             return True
-        limit_s = self._slack.for_prompts(draft, turn)
+        limit_s, until = self._slack.for_prompts(draft, turn), self._slack.of_prompts(turn)
         # Otherwise a prediction that stays wrong could keep prompts out forever.
         least = LEAST_CHUNK if _is_late(model, prefilling, turn.now) else 0
-        if not self._prompts.chunks(draft, prefilling, limit_s, least):
+        if not self._prompts.chunks(draft, prefilling, limit_s, least, until):
             return False
         if self._memory.owes_interactive:
             return False
-        if self._ageing.is_starved(model, turn.now):
+        if self._ageing.is_starved(model, turn.now) or self._claims.is_starved(model, turn.now):
             return True
-        return self._prompts.admit(draft, ServiceClass.INTERACTIVE, limit_s, least=least)
+        service = ServiceClass.INTERACTIVE
+        return self._prompts.admit(draft, service, limit_s, least=least, until=until)
 
     def _batch_prompts(
         self, draft: Draft, turn: Turn, phase: Phase, limit_s: float, *, is_done: bool
