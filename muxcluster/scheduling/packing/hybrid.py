@@ -146,7 +146,7 @@ class HybridPacking:
         memory, model, table = self._memory, draft.model, draft.model.running
         room, num_tokens = self._room(draft), self._token_room(draft, phase)
         idle = table.idle_decoding()
-        least = int(self._ageing.is_overdue(model, turn.now) or self._is_alone(draft))
+        least = self._least(draft, turn.now)
         rows = draft.fitting(table.by_seniority(idle[table.is_batch[idle]])[:room])
         rows = table.within(rows, num_tokens, least=least)
         chosen = rows[: max(least, draft.rows_within(limit_s, rows))]
@@ -160,6 +160,17 @@ class HybridPacking:
         if table.num_lent:
             room -= len(rows)
             self._returns.batch(draft, turn, phase, limit_s, room, is_prefilling=False)
+
+    def _least(self, draft: Draft, now: float) -> int:
+        """Return how many batch rows or tokens the job has, whatever its time."""
+        is_due = self._ageing.is_overdue(draft.model, now) or self._claims.is_starved(
+            draft.model, now
+        )
+        return int(is_due or self._is_alone(draft))
+
+    def _is_starved(self, model: ModelState, now: float) -> bool:
+        """Return True where batch work comes before new requests, because memory is short."""
+        return self._ageing.is_starved(model, now) or self._claims.is_starved(model, now)
 
     def _is_alone(self, draft: Draft) -> bool:
         """Return True where batch work has the unit to itself: it gets on, whoever may come."""
@@ -175,17 +186,16 @@ class HybridPacking:
         waiting.renew(turn.now, self._limits.ageing_s)
         if not len(prefilling) and waiting.head is None:
             return True
-        limit_s, until = self._slack.for_prompts(draft, turn), self._slack.of_prompts(turn)
+        limit_s = self._slack.for_prompts(draft, turn)
         # Otherwise a prediction that stays wrong could keep prompts out forever.
         least = LEAST_CHUNK if _is_late(model, prefilling, turn.now) else 0
-        if not self._prompts.chunks(draft, prefilling, limit_s, least, until):
+        if not self._prompts.chunks(draft, prefilling, limit_s, least):
             return False
         if self._memory.owes_interactive:
             return False
-        if self._ageing.is_starved(model, turn.now) or self._claims.is_starved(model, turn.now):
+        if self._is_starved(model, turn.now):
             return True
-        service = ServiceClass.INTERACTIVE
-        return self._prompts.admit(draft, service, limit_s, least=least, until=until)
+        return self._prompts.admit(draft, ServiceClass.INTERACTIVE, limit_s, least=least)
 
     def _batch_prompts(
         self, draft: Draft, turn: Turn, phase: Phase, limit_s: float, *, is_done: bool
@@ -198,7 +208,7 @@ class HybridPacking:
         prefilling = table.idle_prefilling()
         if len(prefilling):
             begun = prefilling[table.is_batch[prefilling]][: self._room(draft)]
-            if not self._prompts.chunks(draft, begun, limit_s, int(self._is_alone(draft))):
+            if not self._prompts.chunks(draft, begun, limit_s, self._least(draft, turn.now)):
                 return
         if not (is_done or is_overdue):
             return
@@ -206,7 +216,7 @@ class HybridPacking:
             room = self._room(draft)
             self._returns.batch(draft, turn, phase, limit_s, room, is_prefilling=True)
         if lets_batch_in(model):
-            least, most = int(self._is_alone(draft)), self._room(draft)
+            least, most = self._least(draft, turn.now), self._room(draft)
             self._prompts.admit(draft, ServiceClass.BATCH, limit_s, most=most, least=least)
 
 

@@ -1,7 +1,6 @@
 """Rows that a job gets: prompt chunks and new requests, and sequences that are restored with it."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -15,8 +14,6 @@ from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.running import RunningTable, TableRows
 from muxcluster.scheduling.steptime.line import decode_work
 from muxcluster.scheduling.steptime.model import StepTimes
-
-Until = Callable[[Draft], float]  # seconds that a job may take with what is in it so far
 
 LEAST_CHUNK = 64  # a second prompt is not begun with fewer tokens: a later job can take more
 
@@ -43,19 +40,9 @@ class Prompts:
         self._memory = memory
         self._limits = limits
 
-    def chunks(
-        self,
-        draft: Draft,
-        rows: TableRows,
-        limit_s: float,
-        least: int = 0,
-        until: Until | None = None,
-    ) -> bool:
+    def chunks(self, draft: Draft, rows: TableRows, limit_s: float, least: int = 0) -> bool:
         """Add chunks of begun prompts; return False where the job is full. least: see `chunk`."""
-        return all(
-            self.chunk(draft, row, _limit_s(draft, limit_s, until), least=least)
-            for row in rows.tolist()
-        )
+        return all(self.chunk(draft, row, limit_s, least=least) for row in rows.tolist())
 
     def chunk(
         self,
@@ -98,19 +85,14 @@ class Prompts:
         *,
         most: float = math.inf,
         least: int = 0,
-        until: Until | None = None,
     ) -> bool:
-        """Admit at most so many requests of a class; return False where job or memory is full.
-
-        until: how long the job may take for those that are in it, beside `limit_s`.
-        """
+        """Admit at most so many requests of a class; return False where job or memory is full."""
         waiting = draft.model.waiting.by_class[service]
         while (head := waiting.head) is not None:
             most -= 1
-            most_s = _limit_s(draft, limit_s, until)
             budget = self._limits.token_budget - draft.num_tokens - draft.num_decodes
             needed = min(head.num_tokens, LEAST_CHUNK if draft.num_tokens else 1)
-            count = max(draft.tokens_within(most_s, 0, budget), least - draft.num_tokens)
+            count = max(draft.tokens_within(limit_s, 0, budget), least - draft.num_tokens)
             if most < 0 or budget <= 0 or count < needed:
                 return False
             if service is ServiceClass.BATCH and not lets_batch_in(draft.model):
@@ -118,13 +100,9 @@ class Prompts:
             if not self._memory.admit(draft.model, head):
                 return False
             assert head.row is not None
-            if not self.chunk(draft, head.row, most_s, is_admitted=True, least=max(least, 1)):
+            if not self.chunk(draft, head.row, limit_s, is_admitted=True, least=max(least, 1)):
                 return False
         return True
-
-
-def _limit_s(draft: Draft, limit_s: float, until: Until | None) -> float:
-    return limit_s if until is None else min(limit_s, until(draft))
 
 
 def lacks_prompts(model: ModelState) -> bool:

@@ -1,7 +1,6 @@
 """How long a job may take before an interactive request misses a target that it could meet."""
 
 import math
-from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -67,24 +66,6 @@ class Slack:
                 least_s = min(least_s, _least(_slacks(model, turn.now + step_s), 0.0))
         return least_s
 
-    def of_prompts(self, turn: Turn) -> Callable[[Draft], float]:
-        """Return how long a job may take before prompts in it are late that are in time as it is.
-
-        Later prompts that would make them late wait for the next job.
-        """
-
-        def until(draft: Draft) -> float:
-            margins = self._times.margins(draft.model.name)
-            factor = self._times.beside(draft.model.name, Phase.PREFILL, turn.num_beside)
-            job_s, least_s = draft.seconds, math.inf
-            for due_s, rest_s in self._due(draft, turn):
-                if due_s - rest_s >= job_s * factor:
-                    bound_s = due_s / (margins.first_token * factor) - rest_s
-                    least_s = min(least_s, max(job_s, bound_s))
-            return least_s
-
-        return until
-
     def for_batch(self, draft: Draft, turn: Turn, phase: Phase) -> float:
         """Return the seconds the job may take with batch rows in it; inf: no bound.
 
@@ -113,18 +94,16 @@ class Slack:
 
         What the rest of a prompt takes in later jobs is left for these.
         """
-        return min((due_s / margin - rest_s for due_s, rest_s in self._due(draft, turn)), default=math.inf)
-
-    def _due(self, draft: Draft, turn: Turn) -> Iterator[tuple[float, float]]:
-        """Yield for each prompt in the job in how many seconds its first token is due, and what the
-        rest of it takes in later jobs; none that is late or has no target."""
-        table, times = draft.model.running, self._times.of(draft.model.name, turn.share)
+        table, least_s = draft.model.running, math.inf
         for row, count in draft.prompts:
             live = table.at(row)
-            if _may_be_in_time(live, turn.now):
-                start = int(table.num_computed[row]) + count
-                rest = JobWork().with_prompt(start, int(table.num_tokens[row]) - start)
-                yield live.deadline_s - turn.now, times.job_s(rest)
+            if not _may_be_in_time(live, turn.now):
+                continue
+            start = int(table.num_computed[row]) + count
+            rest = JobWork().with_prompt(start, int(table.num_tokens[row]) - start)
+            rest_s = self._times.of(draft.model.name, turn.share).job_s(rest)
+            least_s = min(least_s, (live.deadline_s - turn.now) / margin - rest_s)
+        return least_s
 
     def _until_others(
         self, draft: Draft, turn: Turn, phase: Phase, margins: tuple[float, float]
@@ -218,7 +197,9 @@ class Slack:
         if kept is not None and kept[0] is rows and kept[1] == first:
             return kept[2]
         urgent = rows[~table.is_batch[rows]] if table.num_batch else rows
-        work = JobWork().with_rows(*decode_work(table.num_computed[urgent], table.uncomputed(urgent)))
+        work = JobWork().with_rows(
+            *decode_work(table.num_computed[urgent], table.uncomputed(urgent))
+        )
         self._works[model.name] = rows, first, work
         return work
 

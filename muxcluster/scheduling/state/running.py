@@ -14,7 +14,7 @@ TableRows = NDArray[np.int32]
 _NO_ROWS: TableRows = np.empty(0, dtype=np.int32)
 
 _MOST_CREDIT = 3.0  # tokens' worth of time that a sequence may save by being early
-_MOST_DEBT = 0.5  # tokens' worth of time by which a late token makes the next one due earlier
+_MOST_DEBT = 1.0  # tokens' worth of time by which a late token makes the next one due earlier
 _DAY_S = 86_400.0  # instead of no target, which is infinite
 
 # One row of so many, rounded up, stays free of batch sequences for interactive ones that come;
