@@ -84,9 +84,6 @@ class SchedulerSpec:
     # Packing "hybrid": batch work that got into no job for so long is in the next one, and a late
     # interactive request lets those that are still in time go first for so long
     ageing_s: float = 30.0
-    # Packing "hybrid": of the unit's time, what batch work gets at least, over times of `ageing_s`,
-    # also where interactive requests are late for it; 0: only what their targets leave
-    batch_share: float = 0.0
     # first_rows, more_rows: packing "additive": first size of a job and its growth (BROS Alg. 1)
     first_rows: int = 16
     more_rows: int = 4

@@ -61,7 +61,6 @@ def limits(policy: SchedulerSpec, max_steps: int) -> Limits:
         policy.max_decode_rows,
         max_steps,
         policy.ageing_s,
-        policy.batch_share,
         policy.first_rows,
         policy.more_rows,
     )

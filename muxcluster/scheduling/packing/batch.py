@@ -42,7 +42,6 @@ class Limits:
     max_decode_rows: int
     max_steps: int  # of a decode job; may change between two jobs
     ageing_s: float = 30.0
-    batch_share: float = 0.0
     first_rows: int = 16
     more_rows: int = 4
 

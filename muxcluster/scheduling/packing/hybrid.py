@@ -14,7 +14,6 @@ from muxcluster.core.job import Job, Phase, Side
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Batch, Draft, Limits, Turn
-from muxcluster.scheduling.packing.claims import BatchClaims
 from muxcluster.scheduling.packing.rows import (
     LEAST_CHUNK,
     Prompts,
@@ -47,7 +46,6 @@ class HybridPacking:
         self._times = times
         self._slack = Slack(memory, times, limits.token_budget)
         self._ageing = Ageing(limits.ageing_s)
-        self._claims = BatchClaims(limits.batch_share, limits.ageing_s, len(memory.models))
         self._prompts = Prompts(memory, limits)
         self._returns = RestoredRows(memory, limits, times, self._slack, self._ageing)
 
@@ -74,15 +72,13 @@ class HybridPacking:
             return Batch(_NOBODY, _NOBODY, copies=())
         table = model.running
         draft = Draft(model, self._times.of(model.name, turn.share))
-        alone_s = self._fill(draft, turn, phase)
+        self._fill(draft, turn, phase)
         if table.num_lent and len(draft) == 0:
             self._returns.by_force(draft, turn, phase)
         self._ageing.note(model, draft.num_batch, turn.now)
-        self._claims.note(model, draft.seconds - alone_s, turn.now)
         return draft.batch()
 
-    def _fill(self, draft: Draft, turn: Turn, phase: Phase) -> float:
-        """Return the seconds of the job without batch rows."""
+    def _fill(self, draft: Draft, turn: Turn, phase: Phase) -> None:
         is_done, model = True, draft.model
         if model.running.num_lent:
             self._returns.interactive(draft, turn, phase)
@@ -91,18 +87,14 @@ class HybridPacking:
         if phase is not Phase.DECODE:
             is_done = self._urgent_prompts(draft, turn)
         draft.save(self._memory, turn.job_id)
-        alone_s = draft.seconds
         if not model.has_batch_work or (phase is Phase.PREFILL and lacks_batch_prompts(model)):
-            return alone_s
+            return
         is_waited_for = self._is_waited_for(model, phase)
-        limit_s = alone_s if is_waited_for else self._limit_s(draft, turn, phase)
-        owed_s = self._claims.seconds(model, turn.now)
-        limit_s = max(limit_s, alone_s + min(owed_s, alone_s))
+        limit_s = draft.seconds if is_waited_for else self._limit_s(draft, turn, phase)
         if phase is not Phase.PREFILL and model.running.num_batch:
             self._batch_decodes(draft, turn, phase, limit_s)
         if phase is not Phase.DECODE:
-            self._batch_prompts(draft, turn, phase, limit_s, is_done=is_done or owed_s > 0)
-        return alone_s
+            self._batch_prompts(draft, turn, phase, limit_s, is_done=is_done)
 
     def _limit_s(self, draft: Draft, turn: Turn, phase: Phase) -> float:
         return self._slack.for_batch(draft, turn, phase)
@@ -126,7 +118,8 @@ class HybridPacking:
 
     def _urgent_decodes(self, draft: Draft, turn: Turn, phase: Phase) -> None:
         model, table = draft.model, draft.model.running
-        most, num_tokens = self._room(draft), self._token_room(draft, phase)
+        most = self._limits.max_decode_rows - len(draft)
+        num_tokens = self._token_room(draft, phase)
         idle = self._memory.unblocked(model, table.idle_decoding())
         urgent = idle[~table.is_batch[idle]] if table.num_batch else idle
         if most <= 0:
@@ -146,7 +139,7 @@ class HybridPacking:
         memory, model, table = self._memory, draft.model, draft.model.running
         room, num_tokens = self._room(draft), self._token_room(draft, phase)
         idle = table.idle_decoding()
-        least = self._least(draft, turn.now)
+        least = int(self._ageing.is_overdue(model, turn.now) or self._is_alone(draft))
         rows = draft.fitting(table.by_seniority(idle[table.is_batch[idle]])[:room])
         rows = table.within(rows, num_tokens, least=least)
         chosen = rows[: max(least, draft.rows_within(limit_s, rows))]
@@ -160,17 +153,6 @@ class HybridPacking:
         if table.num_lent:
             room -= len(rows)
             self._returns.batch(draft, turn, phase, limit_s, room, is_prefilling=False)
-
-    def _least(self, draft: Draft, now: float) -> int:
-        """Return how many batch rows or tokens the job has, whatever its time."""
-        is_due = self._ageing.is_overdue(draft.model, now) or self._claims.is_starved(
-            draft.model, now
-        )
-        return int(is_due or self._is_alone(draft))
-
-    def _is_starved(self, model: ModelState, now: float) -> bool:
-        """Return True where batch work comes before new requests, because memory is short."""
-        return self._ageing.is_starved(model, now) or self._claims.is_starved(model, now)
 
     def _is_alone(self, draft: Draft) -> bool:
         """Return True where batch work has the unit to itself: it gets on, whoever may come."""
@@ -193,7 +175,7 @@ class HybridPacking:
             return False
         if self._memory.owes_interactive:
             return False
-        if self._is_starved(model, turn.now):
+        if self._ageing.is_starved(model, turn.now):
             return True
         return self._prompts.admit(draft, ServiceClass.INTERACTIVE, limit_s, least=least)
 
@@ -208,7 +190,7 @@ class HybridPacking:
         prefilling = table.idle_prefilling()
         if len(prefilling):
             begun = prefilling[table.is_batch[prefilling]][: self._room(draft)]
-            if not self._prompts.chunks(draft, begun, limit_s, self._least(draft, turn.now)):
+            if not self._prompts.chunks(draft, begun, limit_s, int(self._is_alone(draft))):
                 return
         if not (is_done or is_overdue):
             return
@@ -216,7 +198,7 @@ class HybridPacking:
             room = self._room(draft)
             self._returns.batch(draft, turn, phase, limit_s, room, is_prefilling=True)
         if lets_batch_in(model):
-            least, most = self._least(draft, turn.now), self._room(draft)
+            least, most = int(self._is_alone(draft)), self._room(draft)
             self._prompts.admit(draft, ServiceClass.BATCH, limit_s, most=most, least=least)
 
 
