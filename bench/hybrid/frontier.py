@@ -1,4 +1,4 @@
-"""What batch tokens cost in first tokens in time: how the loss to `fcfs` comes about, and the least.
+"""How the batch tokens that are lost to `fcfs` are lost, and the least loss that targets permit.
 
 python bench/hybrid/frontier.py RECORD.json
 

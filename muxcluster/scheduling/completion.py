@@ -153,8 +153,6 @@ class Completion:
             if not live.has_sampled:
                 live.has_sampled = True
                 model.counters.prompt_tokens += live.num_prompt
-                if live.slo is not None:
-                    model.arrivals.answer(is_late=now - live.added_s > live.slo.ttft_s)
 
     def _end_rows(
         self, model: ModelState, job: Job, done: Cut, now: float, faults: Mapping[int, Fault]

@@ -73,4 +73,4 @@ class ArrivalBounds:
             own_s = self._times.of(model.name, turn.share).prompts_s(asked.num_tokens, step_s)
             found_s = longest_wait(_slacks(asked.ttft_s, own_s, draft.least_s, margin))
             kept = self._kept[key] = state, found_s
-        return max(model.arrivals.part * kept[1], min(kept[1], _WORTH * draft.least_s))
+        return kept[1]

@@ -11,11 +11,6 @@ _RECENT = 64
 # batch job of any length.
 _RARE_S = 60.0
 
-# First tokens that are to be in time, and by how much one moves `RecentArrivals.part`: with these
-# steps it settles where just so many are late (adaptive conformal inference, Gibbs and Candes 2021).
-_LATE, _STEP = 0.01, 0.1
-_LEAST_PART = 0.5
-
 
 class FirstTokens(NamedTuple):
     """Targets and prompts of requests, each [n]."""
@@ -29,9 +24,6 @@ class RecentArrivals:
 
     def __init__(self) -> None:
         self.count = 0  # ever
-        # Of the longest job amid which these requests would be in time, the part that may be used:
-        # they also wait for each other, which that length leaves out
-        self.part = 1.0
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         self._last_s = -np.inf
 
@@ -40,11 +32,6 @@ class RecentArrivals:
         self.count += 1
         self._recent.append((ttft_s, num_tokens))
         self._last_s = now
-
-    def answer(self, *, is_late: bool) -> None:
-        """Note that one got its first token."""
-        moved = self.part + _STEP * (_LATE - is_late)
-        self.part = min(1.0, max(_LEAST_PART, moved))
 
     def are_expected(self, now: float) -> bool:
         """True if a request came within the last minute."""
