@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from muxcluster.core.job import Phase
+from muxcluster.core.request import ServiceClass
 from muxcluster.core.sampling import Constraint
 from tests.scheduling.fake_worker import num_forced
 from tests.scheduling.rig import LANES, Rig, expected_output, model_spec, request, unit_spec
@@ -86,15 +87,47 @@ def test_rows_that_may_get_several_tokens_are_not_pipelined(joins_forced: bool) 
         assert is_followed is (name == "b" or not joins_forced)
 
 
-def test_prompts_get_what_forced_tokens_leave_of_a_job() -> None:
-    """A mixed job keeps to its budget, or has no prompt."""
-    spec = unit_spec([model_spec("a")], lane="mixed", token_budget=12)
-    rig = Rig(spec)
+def runs_of_constrained(packing: str, **policy) -> Rig:
+    """Twelve requests with runs of up to eight tokens, to the end."""
+    rig = Rig(unit_spec([model_spec("a", max_seqs=12)], packing=packing, **policy))
     for number in range(12):
-        asked = request(f"{number}", num_prompt=30, num_output=30, constraint=ANY)
-        rig.add(asked)
-    rig.run()
+        service = ServiceClass.BATCH if number % 3 == 0 else ServiceClass.INTERACTIVE
+        more = {"constraint": ANY, "service_class": service}
+        rig.add(request(f"{number}", num_prompt=30, num_output=30, **more))
+    return rig.run()
+
+
+@pytest.mark.parametrize("packing", ["priority", "hybrid"])
+def test_forced_tokens_count_against_the_budget_of_a_mixed_job(packing: str) -> None:
+    rig = runs_of_constrained(packing, lane="mixed", num_blocks=400, token_budget=12)
     assert {job.phase for job in rig.jobs} == {Phase.MIXED}
-    for job in rig.jobs:
-        has_prompt = bool((job.rows.starts < 30).any())
-        assert not has_prompt or job.rows.counts.sum() <= 12
+    sizes = [(int(job.rows.counts.sum()), len(job.rows)) for job in rig.jobs]
+    assert max(num_tokens for num_tokens, _ in sizes) <= 12
+    assert any(num_tokens > num_rows > 1 for num_tokens, num_rows in sizes)
+
+
+@pytest.mark.parametrize("packing", ["priority", "hybrid"])
+def test_a_decode_job_has_no_more_tokens_than_rows_or_budget_permit(packing: str) -> None:
+    policy = {"lane": "temporal", "num_blocks": 400, "token_budget": 16, "max_decode_rows": 6}
+    rig = runs_of_constrained(packing, **policy)
+    jobs = [job for job in rig.jobs if job.phase is Phase.DECODE]
+    assert max(len(job.rows) for job in jobs) == 6
+    assert 6 < max(int(job.rows.counts.sum()) for job in jobs) <= 16
+
+
+def test_the_next_step_of_rows_that_wait_has_all_their_forced_tokens() -> None:
+    """What a packing takes a step of another model for, against tokens counted one by one."""
+    rig = Rig(unit_spec([model_spec("a"), model_spec("b")], lane="mixed", packing="hybrid"))
+    rig.add(*(request(f"{number}", num_output=30, constraint=ANY) for number in range(5)))
+    slack, model = rig.scheduler._packing._packing._slack, rig.scheduler._models["a"]
+    num_forced_seen = 0
+    while rig.num_open:
+        rig.step()
+        table, work = model.running, slack._decoding(model)
+        rows = table.idle_decoding().tolist()
+        places = [range(table.num_computed[row], table.num_tokens[row]) for row in rows]
+        assert work.num_rows == sum(map(len, places))
+        assert work.context == sum(place + 1 for each in places for place in each)
+        assert work.num_tokens == 0
+        num_forced_seen += int(work.num_rows) - len(rows)
+    assert num_forced_seen > 0

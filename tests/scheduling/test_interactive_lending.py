@@ -89,6 +89,30 @@ def test_a_lent_sequence_is_restored_before_others_are_let_in() -> None:
     rig.check_outputs(asked + late)
 
 
+def test_quotas_take_back_no_sequence_that_has_lent_all_it_had() -> None:
+    """Its end would give the quota nothing, and its tokens would be computed again."""
+    rig = rig_of(lane="adbs", num_blocks=72, max_seqs=16)
+    rig.add(*(request(f"u{i}", num_output=30, slo=Slo(0.3, 0.2 + 0.01 * i)) for i in range(16)))
+    model, memory = rig.scheduler._models["a"], rig.scheduler._memory
+    table, seen = model.running, 0
+    while rig.num_open:
+        rig.step()
+        idle = table.idle()
+        has_blocks = model.kv.capacity[idle] > model.kv.num_lent[idle] * model.block_tokens
+        if not len(idle) or has_blocks[table.seniority[idle].argmax()]:
+            continue
+        names, used = set(table.request_ids[idle[has_blocks]]), model.kv.used
+        was_taken = memory.take_back([model], rig.now)
+        (preempted,) = [event.request_id for event in memory.take_events()] or (None,)
+        assert was_taken is (preempted is not None) is (len(names) > 0)
+        if was_taken:
+            assert preempted in names
+            assert model.kv.used < used
+            seen += 1
+    assert seen > 0
+    rig.check_empty()
+
+
 def random_run(lane: str, seed: int, **policy) -> Rig:
     """Mostly interactive requests in a tiny pool with much host memory."""
     rng = random.Random(f"interactive {lane} {seed}")

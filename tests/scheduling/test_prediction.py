@@ -196,6 +196,25 @@ def test_rows_that_fit_are_those_that_fit_one_by_one(seed, work, seconds, length
     assert times.of("m", 1.0).rows_within(seconds, start, ints(lengths)) == count
 
 
+@settings(deadline=None)
+@given(
+    WORKS,
+    st.floats(0.0, 0.3),
+    st.lists(st.tuples(st.integers(0, 4096), st.integers(1, 40)), max_size=40),
+)
+def test_rows_of_several_tokens_that_fit_are_those_that_fit_one_by_one(work, seconds, rows) -> None:
+    """rows: tokens with KV, and those that each computes."""
+    times, count, then = StepTimes(FixedSeed()).of("m", 1.0), 0, work
+    contexts = [sum(start + place + 1 for place in range(num)) for start, num in rows]
+    for (_, num), context in zip(rows, contexts, strict=True):
+        then = then.with_rows(num, context)
+        if times.job_s(then) > seconds:
+            break
+        count += 1
+    counts = ints([num for _, num in rows])
+    assert times.rows_within(seconds, work, ints(contexts), counts) == count
+
+
 def test_the_inverse_of_nothing_known_lets_all_in() -> None:
     assert StepTimes().of("m", 1.0).prompt_tokens_within(0.1, JobWork(), 0, 512) == 512
     assert StepTimes().of("m", 1.0).rows_within(0.1, JobWork(), ints([9] * 7)) == 7

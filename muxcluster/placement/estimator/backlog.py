@@ -18,7 +18,8 @@ from muxcluster.placement.execution import Execution, UnitPolicy
 
 MOST = 1024.0  # multiples of what is asked beyond this one are not told apart
 _BISECTIONS = 5
-_ROUNDS = 3
+_ROUNDS = 2
+_BEYOND = 2.0  # times what is done, at which every model lacks something
 _SERVED = 1 - 1e-3
 _FULL = _SERVED**-3  # load of a resource at which no rates are served to _SERVED
 # Part of a target that batch work may fill: the rest is the packing's margin, and it evens out what
@@ -96,11 +97,17 @@ class Backlogged:
         if self._serves(tenants, loads):
             full = max(load, min(1.0, loads.greatest))
             return BacklogEstimate(tuple(asked), tuple(asked), full)
-        mixes = [whole]
+        scale = self._scale(whole)
+        options = [[scale * each for each in whole]]
         if sum(work is not None for work in self.works) > 1:
-            mixes.append(self._settled(whole))
-        options = [self._scaled(mix, asked) for mix in mixes]
-        done = max(options, key=sum)
+            options.append(self._settled(options[0], scale))
+        done = max(
+            (
+                [part * tokens for part, tokens in zip(parts, asked, strict=True)]
+                for parts in options
+            ),
+            key=sum,
+        )
         part = sum(done) / sum(asked)
         full = max(1.0, load + max(0.0, 1 - load) / max(part, _LEAST))
         return BacklogEstimate(tuple(asked), tuple(done), full)
@@ -146,29 +153,41 @@ class Backlogged:
     def _at(self, factor: float) -> list[float]:
         return [0.0 if work is None else factor for work in self.works]
 
-    def _scaled(self, mix: Sequence[float], asked: Sequence[float]) -> list[float]:
-        """Return the tokens/s done, at most in the proportions of `mix`: parts of what is asked."""
-        scale = _largest(lambda part: self.holds([part * each for each in mix]))
-        return [scale * part * tokens for part, tokens in zip(mix, asked, strict=True)]
+    def _scale(self, mix: Sequence[float], near: float = 0.5) -> float:
+        """Return the largest multiple of the parts `mix` that is done; near: about it."""
+        return _largest(lambda part: self.holds([part * each for each in mix]), near)
 
-    def _settled(self, parts: Sequence[float]) -> list[float]:
-        """Return the parts that models get of a unit on which the batch work of all waits: each
-        decodes with all its rows, so they settle by rows and steps and not by what is asked."""
+    def _settled(self, parts: Sequence[float], scale: float) -> list[float]:
+        """Return the parts that are done on a unit on which the batch work of all models waits.
+
+        Each decodes with all rows it can have, so they settle by rows and steps and not by what is
+        asked: a model whose rows are short does not hold back the others. parts: that are done in
+        the proportions of what is asked, `scale` times that.
+        """
         for _ in range(_ROUNDS):
-            tenants, loads = self.together(parts)
-            rates = [each.rate for each in tenants]
-            found = flows(tenants, loads, rates)
-            served = within_loads(
-                loads, [min(1.0, flow.rate / rate) for flow, rate in zip(found, rates, strict=True)]
+            mix = self._saturated([min(1.0, _BEYOND * part) for part in parts])
+            if max(mix) == 0.0:
+                return list(parts)
+            most = max(mix)
+            mix = [part / most for part in mix]
+            scale = self._scale(mix, scale)
+            parts = [scale * part for part in mix]
+        return list(parts)
+
+    def _saturated(self, parts: Sequence[float]) -> list[float]:
+        """Return the parts that are done where so many are asked, more than can be done."""
+        tenants, loads = self.together(parts)
+        rates = [each.rate for each in tenants]
+        served = [
+            min(1.0, flow.rate / rate)
+            for flow, rate in zip(flows(tenants, loads, rates), rates, strict=True)
+        ]
+        return [
+            0.0 if work is None else max(0.0, (share * rate - own) / work.rate)
+            for work, share, rate, own in zip(
+                self.works, within_loads(loads, served), rates, self._rates, strict=True
             )
-            parts = [
-                0.0 if work is None else min(1.0, max(_LEAST, (share * rate - own) / work.rate))
-                for work, share, rate, own in zip(
-                    self.works, served, rates, self._rates, strict=True
-                )
-            ]
-        most = max(parts)
-        return [part / most for part in parts]
+        ]
 
     def _serves(self, tenants: Sequence[Tenant], loads: Loads) -> bool:
         if loads.greatest > _FULL:  # `within_loads` would say so after a steady state was found
@@ -192,13 +211,21 @@ class Backlogged:
         )
 
 
-def _largest(holds: Callable[[float], bool]) -> float:
-    """Return about the largest part below 1 that holds, within 2 %; 0 if it is below _LEAST."""
-    low = 0.5
-    while not holds(low):
+def _largest(holds: Callable[[float], bool], near: float = 0.5) -> float:
+    """Return about the largest part below 1 that holds, within 2 %; 0 if it is below _LEAST.
+
+    near: where to begin, at most 0.5.
+    """
+    low = min(0.5, max(near, _LEAST))
+    if holds(low):
+        while low < 0.5 and holds(2 * low):
+            low *= 2
+    else:
         low /= 2
-        if low < _LEAST:
-            return 0.0
+        while not holds(low):
+            low /= 2
+            if low < _LEAST:
+                return 0.0
     high = 2 * low
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2

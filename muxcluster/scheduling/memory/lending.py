@@ -173,12 +173,15 @@ def least_senior(
     """Return the least senior idle sequence of `models`; the one that lacks blocks is idle.
 
     is_left: blocks are for interactive sequences where batch ones lend. Then it is one whose end
-    yields some: no batch sequence that has lent all it had, and none at all where the quota
+    yields some: none that has lent all it had, and no batch sequence where the quota
     (by_quota), which binds interactive ones only, is short.
     """
     worst: tuple[int, ModelState, int] | None = None
     for model in models:
-        idle = _useful(model, by_quota=by_quota) if is_left else model.running.idle()
+        if not is_left:
+            idle = model.running.idle()
+        else:
+            idle = bound_idle(model, is_left=True) if by_quota else _with_blocks(model)
         if len(idle) == 0:
             continue
         ranks = model.running.seniority[idle]
@@ -190,18 +193,20 @@ def least_senior(
 
 
 def bound_idle(model: ModelState, *, is_left: bool) -> TableRows:
-    """Return the idle sequences whose blocks count against the quota. is_left: batch ones lend."""
-    idle = model.running.idle()
+    """Return idle sequences whose end gives blocks back to the quota.
+
+    None that has lent all it had: these blocks count no more. is_left: batch ones lend, and no
+    quota binds them.
+    """
+    idle = _with_blocks(model)
     return idle[~model.running.is_batch[idle]] if is_left else idle
 
 
-def _useful(model: ModelState, *, by_quota: bool) -> TableRows:
-    if by_quota:
-        return bound_idle(model, is_left=True)
-    table = model.running
-    idle = table.idle()
+def _with_blocks(model: ModelState) -> TableRows:
+    """Return the idle sequences that have not lent all they had."""
+    idle = model.running.idle()
     lent_tokens = model.kv.num_lent[idle] * np.int32(model.block_tokens)
-    return idle[~table.is_batch[idle] | (model.kv.capacity[idle] > lent_tokens)]
+    return idle[model.kv.capacity[idle] > lent_tokens]
 
 
 class Swapping:

@@ -12,7 +12,7 @@ from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.memory.lending import Restored
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.running import TableRows
-from muxcluster.scheduling.steptime.line import JobWork, decode_work
+from muxcluster.scheduling.steptime.line import JobWork, decode_contexts, decode_work
 from muxcluster.scheduling.steptime.model import JobTimes, StepTimes
 
 
@@ -44,6 +44,11 @@ class Limits:
     ageing_s: float = 30.0
     first_rows: int = 16
     more_rows: int = 4
+
+    def most_tokens(self, phase: Phase) -> int:
+        """Return the most tokens of a job; a decode job may have more rows than the budget."""
+        most = self.token_budget
+        return max(most, self.max_decode_rows) if phase is Phase.DECODE else most
 
 
 class Turn(NamedTuple):
@@ -150,11 +155,11 @@ class Draft:
         if seconds == np.inf or len(rows) == 0:
             return len(rows)
         table = self.model.running
-        most = self._times.rows_within(seconds, self.work, table.num_tokens[rows])
         if not table.has_runs:
-            return most
-        # rows with forced tokens compute several at once
-        return int(np.searchsorted(np.cumsum(table.uncomputed(rows)), most, side="right"))
+            return self._times.rows_within(seconds, self.work, table.num_tokens[rows])
+        counts = table.uncomputed(rows)
+        contexts = decode_contexts(table.num_computed[rows], counts)
+        return self._times.rows_within(seconds, self.work, contexts, counts)
 
     def fitting(self, rows: TableRows) -> TableRows:
         """Those of `rows`, from the first on, that a padded batch has memory for too."""

@@ -75,7 +75,7 @@ class HybridPacking:
         self._fill(draft, turn, phase)
         if table.num_lent and len(draft) == 0:
             self._returns.by_force(draft, turn, phase)
-        self._ageing.note(draft.model, draft.num_batch, turn.now)
+        self._ageing.note(model, draft.num_batch, turn.now)
         return draft.batch()
 
     def _fill(self, draft: Draft, turn: Turn, phase: Phase) -> None:
@@ -83,7 +83,7 @@ class HybridPacking:
         if model.running.num_lent:
             self._returns.interactive(draft, turn, phase)
         if phase is not Phase.PREFILL:
-            self._urgent_decodes(draft, turn)
+            self._urgent_decodes(draft, turn, phase)
         if phase is not Phase.DECODE:
             is_done = self._urgent_prompts(draft, turn)
         draft.save(self._memory, turn.job_id)
@@ -92,15 +92,18 @@ class HybridPacking:
         is_waited_for = self._is_waited_for(model, phase)
         limit_s = draft.seconds if is_waited_for else self._limit_s(draft, turn, phase)
         if phase is not Phase.PREFILL and model.running.num_batch:
-            self._batch_decodes(draft, turn, limit_s)
+            self._batch_decodes(draft, turn, phase, limit_s)
         if phase is not Phase.DECODE:
-            self._batch_prompts(draft, turn, limit_s, is_done=is_done)
+            self._batch_prompts(draft, turn, phase, limit_s, is_done=is_done)
 
     def _limit_s(self, draft: Draft, turn: Turn, phase: Phase) -> float:
         return self._slack.for_batch(draft, turn, phase)
 
     def _room(self, draft: Draft) -> int:
         return self._limits.max_decode_rows - len(draft)
+
+    def _token_room(self, draft: Draft, phase: Phase) -> int:
+        return self._limits.most_tokens(phase) - draft.num_tokens - draft.num_decodes
 
     def _is_waited_for(self, model: ModelState, phase: Phase) -> bool:
         """Return True where an interactive request waits for the next job, or for blocks."""
@@ -113,37 +116,43 @@ class HybridPacking:
             return self._memory.lends
         return phase is not Phase.DECODE
 
-    def _urgent_decodes(self, draft: Draft, turn: Turn) -> None:
+    def _urgent_decodes(self, draft: Draft, turn: Turn, phase: Phase) -> None:
         model, table = draft.model, draft.model.running
         most = self._limits.max_decode_rows - len(draft)
+        num_tokens = self._token_room(draft, phase)
         idle = self._memory.unblocked(model, table.idle_decoding())
         urgent = idle[~table.is_batch[idle]] if table.num_batch else idle
         if most <= 0:
             return
-        if len(urgent) > most or len(draft.fitting(urgent)) < len(urgent):
+        fitting = table.within(draft.fitting(urgent[:most]), num_tokens)
+        if len(fitting) < len(urgent):
             first = urgent[np.argsort(table.deadline_s[urgent], kind="stable")[:most]]
-            urgent = draft.fitting(first)
+            least = int(len(draft) == 0)
+            urgent = table.within(draft.fitting(first), num_tokens, least=least)
         if len(urgent):
             lengths = table.num_tokens[urgent]
             rows, grown = self._memory.grow(model, urgent, lengths, turn.now)
             draft.decode(rows, grown, is_batch=False)
 
-    def _batch_decodes(self, draft: Draft, turn: Turn, limit_s: float) -> None:
+    def _batch_decodes(self, draft: Draft, turn: Turn, phase: Phase, limit_s: float) -> None:
         """Those that have all their blocks, most senior first, then those that lent some."""
         memory, model, table = self._memory, draft.model, draft.model.running
-        room = self._room(draft)
+        room, num_tokens = self._room(draft), self._token_room(draft, phase)
         idle = table.idle_decoding()
-        rows = draft.fitting(table.by_seniority(idle[table.is_batch[idle]])[:room])
         least = int(self._ageing.is_overdue(model, turn.now) or self._is_alone(draft))
+        rows = draft.fitting(table.by_seniority(idle[table.is_batch[idle]])[:room])
+        rows = table.within(rows, num_tokens, least=least)
         chosen = rows[: max(least, draft.rows_within(limit_s, rows))]
         rows, grown = memory.grow_free(model, chosen)
         if len(rows) == 0 and len(draft) == 0 and len(chosen) and memory.is_stuck:
             rows = draft.fitting(table.by_seniority(idle)[: max(1, room)])
+            rows = table.within(rows, num_tokens, least=1)
             rows, grown, saves = memory.grow_by_force(model, rows, turn.job_id, turn.now)
             draft.copy(saves)
         draft.decode(rows, grown, is_batch=True)
         if table.num_lent:
-            self._returns.batch(draft, turn, limit_s, room - len(rows), is_prefilling=False)
+            room -= len(rows)
+            self._returns.batch(draft, turn, phase, limit_s, room, is_prefilling=False)
 
     def _is_alone(self, draft: Draft) -> bool:
         """Return True where batch work has the unit to itself: it gets on, whoever may come."""
@@ -170,7 +179,9 @@ class HybridPacking:
             return True
         return self._prompts.admit(draft, ServiceClass.INTERACTIVE, limit_s, least=least)
 
-    def _batch_prompts(self, draft: Draft, turn: Turn, limit_s: float, *, is_done: bool) -> None:
+    def _batch_prompts(
+        self, draft: Draft, turn: Turn, phase: Phase, limit_s: float, *, is_done: bool
+    ) -> None:
         """is_done: no interactive prompt waits; otherwise no new request is admitted."""
         model, table = draft.model, draft.model.running
         is_overdue = self._ageing.is_overdue(model, turn.now)
@@ -184,7 +195,8 @@ class HybridPacking:
         if not (is_done or is_overdue):
             return
         if has_lent_prompts(model):
-            self._returns.batch(draft, turn, limit_s, self._room(draft), is_prefilling=True)
+            room = self._room(draft)
+            self._returns.batch(draft, turn, phase, limit_s, room, is_prefilling=True)
         if lets_batch_in(model):
             least, most = int(self._is_alone(draft)), self._room(draft)
             self._prompts.admit(draft, ServiceClass.BATCH, limit_s, most=most, least=least)

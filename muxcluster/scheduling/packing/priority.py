@@ -56,10 +56,8 @@ class PriorityPacking:
         if phase is Phase.PREFILL:
             return self._chunks(model, limits.token_budget)
         if phase is Phase.DECODE:
-            return self._decodes(model, turn.now, limits.max_decode_rows, limits.max_steps)
-        decodes = self._decodes(
-            model, turn.now, min(limits.max_decode_rows, limits.token_budget), 1
-        )
+            return self._decodes(model, turn.now, phase, limits.max_steps)
+        decodes = self._decodes(model, turn.now, phase, 1)
         num_decodes = int(np.add.reduce(decodes.counts))
         chunks = self._chunks(model, max(0, limits.token_budget - num_decodes))
         return Batch(
@@ -87,11 +85,14 @@ class PriorityPacking:
         waiting = model.waiting
         return waiting.head if self._only is None else waiting.by_class[self._only].head
 
-    def _decodes(self, model: ModelState, now: float, max_rows: int, max_steps: int) -> Batch:
+    def _decodes(self, model: ModelState, now: float, phase: Phase, max_steps: int) -> Batch:
         """All idle decoding sequences, the most senior ones where they are too many."""
-        rows = self.decoding(model)
-        if len(rows) > max_rows or len(model.fitting(rows)) < len(rows):
-            rows = np.sort(model.fitting(model.running.by_seniority(rows)[:max_rows]))
+        table, rows = model.running, self.decoding(model)
+        max_rows, max_tokens = self._limits.max_decode_rows, self._limits.most_tokens(phase)
+        fitting = table.within(model.fitting(rows[:max_rows]), max_tokens)
+        if len(fitting) < len(rows):
+            first = model.fitting(table.by_seniority(rows)[:max_rows])
+            rows = np.sort(table.within(first, max_tokens, least=1))
         return decode_batch(self._memory, model, rows, now, max_steps)
 
     def _chunks(self, model: ModelState, budget: int) -> Batch:

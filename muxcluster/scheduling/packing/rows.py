@@ -11,7 +11,8 @@ from muxcluster.scheduling.memory.lending import Restored
 from muxcluster.scheduling.packing.batch import Draft, Limits, Turn
 from muxcluster.scheduling.packing.slack import Ageing, Slack
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.running import TableRows
+from muxcluster.scheduling.state.running import RunningTable, TableRows
+from muxcluster.scheduling.steptime.line import decode_work
 from muxcluster.scheduling.steptime.model import StepTimes
 
 LEAST_CHUNK = 64  # a second prompt is not begun with fewer tokens: a later job can take more
@@ -169,28 +170,38 @@ class RestoredRows:
 
     def interactive(self, draft: Draft, turn: Turn, phase: Phase) -> None:
         """Restore lent interactive sequences, before others could take their memory again."""
-        model, memory = draft.model, self._memory
-        idle = model.running.idle_decoding() if phase is Phase.MIXED else ()
-        room = min(self._limits.max_decode_rows, self._limits.token_budget)
+        model, memory, table = draft.model, self._memory, draft.model.running
+        num_to_come = 0
+        if phase is Phase.MIXED:
+            num_to_come = int(np.add.reduce(table.uncomputed(table.idle_decoding())))
         while (
-            len(draft) + draft.num_tokens < room
+            len(draft) < self._limits.max_decode_rows
+            and draft.num_tokens + draft.num_decodes < self._limits.most_tokens(phase)
             and (row := memory.next_interactive(model)) is not None
         ):
-            if not _is_for(phase, bool(model.running.is_prefilling[row])) or _is_full(draft, row):
+            is_prefilling = bool(table.is_prefilling[row])
+            if not _is_for(phase, is_prefilling) or self._is_full(draft, row, phase):
                 return
-            if model.running.is_suspect[row]:
+            if table.is_suspect[row]:
                 return
             restored = memory.restore_interactive(model, row, turn.job_id)
             if restored is None:
                 return
             limit_s = self._slack.for_prompts(draft, turn)
-            self._add_restored(draft, row, restored, limit_s, num_to_come=len(idle))
+            self._add_restored(draft, row, restored, limit_s, num_to_come=num_to_come)
             # It may lie over another lent sequence, which must then wait for the next job.
             draft.save(memory, turn.job_id)
-            model.running.start_job(np.array([row], dtype=np.int32))
+            table.start_job(np.array([row], dtype=np.int32))
 
     def batch(
-        self, draft: Draft, turn: Turn, limit_s: float, room: int, *, is_prefilling: bool
+        self,
+        draft: Draft,
+        turn: Turn,
+        phase: Phase,
+        limit_s: float,
+        room: int,
+        *,
+        is_prefilling: bool,
     ) -> None:
         """Restore lent sequences and let them run, as long as copying makes nobody late."""
         memory, model, table = self._memory, draft.model, draft.model.running
@@ -205,11 +216,10 @@ class RestoredRows:
                 return
             if bool(table.is_prefilling[row]) is not is_prefilling:
                 continue
-            if _is_full(draft, row):
+            if self._is_full(draft, row, phase):
                 return
-            context = int(table.num_computed[row]) + 1
             copy_s = self._times.copies.copy_s(memory.lent_bytes(model, row))
-            if draft.seconds_with(1, context) > limit_s:
+            if draft.seconds_with(*_next_work(table, row)) > limit_s:
                 return
             if copied_s + copy_s > most_s:
                 continue
@@ -219,6 +229,15 @@ class RestoredRows:
                 return
             room -= 1
             self._add_restored(draft, row, restored, limit_s)
+
+    def _is_full(self, draft: Draft, row: int, phase: Phase) -> bool:
+        """Return True where the job, or a padded batch's memory, has no room for a decoding row."""
+        only, table = np.array([row], dtype=np.int32), draft.model.running
+        if table.is_prefilling[row]:
+            return False
+        num_tokens = self._limits.most_tokens(phase) - draft.num_tokens - draft.num_decodes
+        least = int(len(draft) == 0)
+        return len(table.within(draft.fitting(only), num_tokens, least=least)) == 0
 
     def _add_restored(
         self,
@@ -247,10 +266,11 @@ class RestoredRows:
             draft.decode(rows, grown, is_batch=is_batch, is_admitted=is_admitted)
 
 
-def _is_full(draft: Draft, row: int) -> bool:
-    """True where a padded batch has no memory for the row's next token."""
+def _next_work(table: RunningTable, row: int) -> tuple[int, int]:
+    """Return the tokens that a row decodes next, one of a prompt, and those they attend to."""
     only = np.array([row], dtype=np.int32)
-    return not draft.model.running.is_prefilling[row] and len(draft.fitting(only)) == 0
+    counts = np.ones_like(only) if table.is_prefilling[row] else table.uncomputed(only)
+    return decode_work(table.num_computed[only], counts)
 
 
 def _is_for(phase: Phase, is_prefilling: bool) -> bool:

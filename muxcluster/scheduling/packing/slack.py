@@ -15,7 +15,7 @@ from muxcluster.scheduling.packing.batch import Draft, Turn
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.requests import LiveRequest
 from muxcluster.scheduling.state.running import TableRows
-from muxcluster.scheduling.steptime.line import JobWork
+from muxcluster.scheduling.steptime.line import JobWork, decode_work
 from muxcluster.scheduling.steptime.model import StepTimes
 
 # Beside interactive rows without targets, or all too late for them, batch rows lengthen a job by so
@@ -197,8 +197,9 @@ class Slack:
         if kept is not None and kept[0] is rows and kept[1] == first:
             return kept[2]
         urgent = rows[~table.is_batch[rows]] if table.num_batch else rows
-        context = int(np.add.reduce(table.num_computed[urgent])) + len(urgent)
-        work = JobWork().with_rows(len(urgent), context)
+        work = JobWork().with_rows(
+            *decode_work(table.num_computed[urgent], table.uncomputed(urgent))
+        )
         self._works[model.name] = rows, first, work
         return work
 

@@ -14,7 +14,7 @@ TableRows = NDArray[np.int32]
 _NO_ROWS: TableRows = np.empty(0, dtype=np.int32)
 
 _MOST_CREDIT = 3.0  # tokens' worth of time that a sequence may save by being early
-_MOST_DEBT = 0.5  # tokens' worth of time by which a late token makes the next one due earlier
+_MOST_DEBT = 1.0  # tokens' worth of time by which a late token makes the next one due earlier
 _DAY_S = 86_400.0  # instead of no target, which is infinite
 
 # One row of so many, rounded up, stays free of batch sequences for interactive ones that come;
@@ -370,6 +370,16 @@ class RunningTable:
         if not self.has_runs:
             return np.ones(len(rows), dtype=np.int32)
         return self.num_tokens[rows] - self.num_computed[rows]
+
+    def within(self, rows: TableRows, num_tokens: int, *, least: int = 0) -> TableRows:
+        """Return the first of `rows` that compute at most so many tokens together.
+
+        least: of the rows, whatever they compute.
+        """
+        if not self.has_runs:
+            return rows[: max(least, num_tokens, 0)]
+        most = int(self.uncomputed(rows).cumsum().searchsorted(num_tokens, side="right"))
+        return rows[: max(least, most)]
 
     def tokens(self, row: int) -> NDArray[np.int32]:
         """Return the prompt, then the output so far, int32 [num_tokens]."""

@@ -64,6 +64,15 @@ def work_of(job: Job) -> JobWork:
     )
 
 
+def decode_contexts(starts: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return the tokens that the new ones of each row attend to, themselves included, int64 [n].
+
+    starts: tokens of each row with KV. counts: tokens that it computes.
+    """
+    many = counts.astype(np.int64)
+    return many * starts + many * (many + 1) // 2
+
+
 def decode_work(starts: NDArray[np.int32], counts: NDArray[np.int32]) -> tuple[int, int]:
     """Return the tokens that rows decode, and those that these attend to, the new ones included.
 
@@ -73,8 +82,7 @@ def decode_work(starts: NDArray[np.int32], counts: NDArray[np.int32]) -> tuple[i
     num_tokens = int(np.add.reduce(counts))
     if num_tokens == num_rows:
         return num_rows, int(np.add.reduce(starts)) + num_rows
-    many = counts.astype(np.int64)
-    return num_tokens, int(many.dot(starts) + many.dot(many + 1) // 2)
+    return num_tokens, int(np.add.reduce(decode_contexts(starts, counts)))
 
 
 LEAST, MOST = 0.25, 8.0  # bounds of a coefficient relative to its prior

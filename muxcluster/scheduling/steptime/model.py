@@ -36,7 +36,7 @@ class JobTimes:
         prefill_s(num_tokens, attention) -> float
         job_s(work) -> float                     # decode, prefill or mixed, by what is in it
         prompt_tokens_within(seconds, work, start, limit) -> int
-        rows_within(seconds, work, lengths) -> int
+        rows_within(seconds, work, contexts, counts) -> int
 
     `JobWork` explains the numbers. All predictions are of one step, of a job without neighbours and
     without copies. They never fall when work is added. They are 0 while nothing is known of the
@@ -98,17 +98,26 @@ class JobTimes:
             lambda count: self.job_s(work.with_prompt(start, count)) <= seconds, near, limit
         )
 
-    def rows_within(self, seconds: float, work: JobWork, lengths: NDArray[np.int32]) -> int:
+    def rows_within(
+        self,
+        seconds: float,
+        work: JobWork,
+        contexts: NDArray[np.integer],
+        counts: NDArray[np.int32] | None = None,
+    ) -> int:
         """Return how many decoding rows, in order, may join `work` with `job_s` ≤ `seconds`.
 
-        lengths: [n] tokens that each attends to, its new one included.
+        counts: [n] tokens that each computes, None: one. contexts: [n] tokens that these attend to,
+        the new ones included.
         """
-        all_rows = work.with_rows(len(lengths), int(np.add.reduce(lengths)))
-        if self.job_s(all_rows) <= seconds:
-            return len(lengths)
-        counts = work.num_rows + np.arange(1, len(lengths) + 1, dtype=np.float64)
+        num_rows = len(contexts)
+        num_tokens = num_rows if counts is None else int(np.add.reduce(counts))
+        if self.job_s(work.with_rows(num_tokens, int(np.add.reduce(contexts)))) <= seconds:
+            return num_rows
+        each = np.arange(1.0, num_rows + 1) if counts is None else counts.cumsum(dtype=np.float64)
         line = self._decode.line
-        part_s = line.each(counts, work.context + lengths.astype(np.float64).cumsum())
+        context = work.context + contexts.cumsum(dtype=np.float64)
+        part_s = line.each(work.num_rows + each, context)
         if work.num_tokens:
             prefill_s = self.prefill_s(work.num_tokens, work.attention)
             part_s = each_mixed_s(self._mixed.line, part_s, prefill_s, line.fixed_s)
