@@ -35,7 +35,8 @@ class PlannedAttention:
         halves = self._halves
         if halves is None:
             block_tokens = self._arena.block_tokens
-            halves = half_rows(self._pool, key.dtype, block_tokens, key.shape[-1])
+            kv_dtype = self._arena.kv_dtype or key.dtype
+            halves = half_rows(self._pool, kv_dtype, block_tokens, key.shape[-1])
             self._halves = halves
         self._write.write(key, value, halves, call.layer)
         return by_kind(

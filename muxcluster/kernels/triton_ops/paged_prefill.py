@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from muxcluster.kernels.layout import half_rows
+from muxcluster.kernels.layout import half_rows, stored_in
 from muxcluster.kernels.paged_prefill import check_paged_prefill
 from muxcluster.kernels.triton_ops.parts.attend_prompt import attend_prompt
 from muxcluster.kernels.triton_ops.parts.prefill_tiling import Tiling, capability, choose_tiling
@@ -136,6 +136,7 @@ def paged_prefill(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    kv_dtype: torch.dtype | None = None,
     tiling: Tiling | None = None,
 ) -> Tensor:
     """As `muxcluster.kernels.paged_prefill.paged_prefill`, on the tensors' device.
@@ -148,7 +149,7 @@ def paged_prefill(
     )
     tokens, heads, head_dim = query.shape
     rows = len(table_rows)
-    halves = half_rows(pool, query.dtype, block_tokens, head_dim)
+    halves = half_rows(pool, stored_in(query, kv_dtype), block_tokens, head_dim)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not output.numel():
         return output
@@ -204,13 +205,14 @@ def _specimens(
     members: int = 4096,
     limited: bool = False,
     capabilities: tuple[int, ...] = ALL,
+    stored: str = "",
 ) -> Iterator[Specimen]:
     """Kernels for chunks of so many members with `policy.block_tokens: block`.
 
-    limited: with a sliding window and a cap.
+    limited: with a sliding window and a cap. stored: as of `pool_block`.
     """
     exact = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
-    half, block_tokens = pool_block(block, head_dim)
+    half, block_tokens = pool_block(block, head_dim, stored)
     for major, numbers in ((8, (80,)), (9, (90, 100))):
         tiling = choose_tiling(members, group, head_dim, exact, major)
         sizes = f"m{tiling.members} n{tiling.keys}{' window cap' * limited} b{block}"
@@ -223,9 +225,9 @@ def _specimens(
         wanted = tuple(each for each in numbers if each in capabilities)
         if wanted:
             yield attention_specimen(
-                f"paged_prefill sm_{major}x {dtype} d{head_dim} g{group} {sizes}",
+                f"paged_prefill sm_{major}x {dtype} d{head_dim} g{group} {sizes} {stored}".rstrip(),
                 prefill_kernel,
-                dict.fromkeys(("output", "query", "pool"), f"*{dtype}"),
+                dict.fromkeys(("output", "query"), f"*{dtype}") | {"pool": f"*{stored or dtype}"},
                 constants,
                 {"query_token_stride", "query_head_stride"},
                 wanted,
@@ -255,5 +257,9 @@ SPECIMENS: tuple[Specimen, ...] = tuple(
         _specimens("bf16", 80, 1, block=64, capabilities=HOPPER),
         _specimens("bf16", 256, 2, block=64, limited=True, capabilities=HOPPER),
         _specimens("fp32", 128, 4, block=64, capabilities=HOPPER),
+        _specimens("bf16", 128, 4, stored="i8"),
+        _specimens("bf16", 128, 4, members=64, stored="u8"),
+        _specimens("fp16", 64, 8, limited=True, capabilities=HOPPER, stored="u8"),
+        _specimens("bf16", 80, 1, members=64, capabilities=HOPPER, stored="i8"),
     )
 )
