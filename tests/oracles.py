@@ -1,5 +1,6 @@
 """Independent oracles: Hugging Face's own generate, with near-ties counted and nothing else."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,9 @@ class GreedyOracle:
         rounds = self._kv_dtype != "auto"
         cache = {"past_key_values": RoundedCache(self._kv_dtype)} if rounds else {}
         ids = torch.tensor([list(prompt)])
-        with torch.inference_mode():
+        with torch.inference_mode(), warnings.catch_warnings():
+            # newer versions call the argument `cache`
+            warnings.filterwarnings("ignore", "`past_key_values` is deprecated", FutureWarning)
             out = self._model.generate(
                 ids, attention_mask=torch.ones_like(ids), generation_config=config, **cache
             )

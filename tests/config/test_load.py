@@ -119,7 +119,6 @@ def refusal(write, text: str) -> ConfigError:
         ("block_tokens: 16", "block_tokens: 12", "policy.block_tokens", "multiple of 8"),
         ("models:", "model:", "model", "did you mean models?"),
         ("rate: 2", "kv_dtype: fp8", "models[0].kv_dtype", "did you mean fp8_e4m3?"),
-        ("rate: 2", "kv_dtype: int4", "models[0].kv_dtype", "auto, fp8_e4m3, int8"),
         ("rate: 2", "batch: {}", "models[0].batch", "either tokens_per_day or queue_tokens"),
         (
             "rate: 2",
