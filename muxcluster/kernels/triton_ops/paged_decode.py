@@ -18,6 +18,7 @@ from torch import Tensor
 from muxcluster.kernels.layout import half_rows, stored_in
 from muxcluster.kernels.paged_decode import check_paged_decode
 from muxcluster.kernels.triton_ops.parts.attend_span import attend_span
+from muxcluster.kernels.triton_ops.parts.rounded_kv import readable
 from muxcluster.kernels.triton_ops.parts.splits import (
     SPLIT_TOKENS,
     bounds_of_split,
@@ -34,7 +35,13 @@ from muxcluster.kernels.triton_ops.parts.tiles import (
     score_factors,
 )
 from muxcluster.kernels.triton_ops.specimens.attention import attention_specimen, pool_block
-from muxcluster.kernels.triton_ops.specimens.specimen import ALL, HOPPER, Specimen
+from muxcluster.kernels.triton_ops.specimens.specimen import (
+    ALL,
+    AMPERE,
+    CONVERTING,
+    HOPPER,
+    Specimen,
+)
 
 # Tiles of keys and values that a program waits for at a time. Two of 32 KiB in three programs fill
 # the memory pipeline of a multiprocessor.
@@ -151,7 +158,7 @@ def paged_decode(
     kv_heads, max_tokens = table.shape[1], table.shape[2] * block_tokens
     if num_splits is None:
         num_splits = choose_splits(rows, kv_heads, max_tokens, query.device)
-    halves = half_rows(pool, stored_in(query, kv_dtype), block_tokens, head_dim)
+    halves = readable(half_rows(pool, stored_in(query, kv_dtype), block_tokens, head_dim))
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not output.numel():
         return output
@@ -282,10 +289,11 @@ SPECIMENS: tuple[Specimen, ...] = tuple(
         _specimens("bf16", 256, 2, block=64, limited=True, capabilities=HOPPER),
         _specimens("fp32", 128, 4, block=64, capabilities=HOPPER),
         _specimens("bf16", 128, 4, is_split=True, stored="i8"),
-        _specimens("bf16", 128, 4, is_split=True, stored="u8"),
+        _specimens("bf16", 128, 4, is_split=True, capabilities=AMPERE, stored="u8"),
+        _specimens("bf16", 128, 4, is_split=True, capabilities=CONVERTING, stored="fp8e4nv"),
         _specimens("fp16", 64, 8, limited=True, capabilities=HOPPER, stored="i8"),
         _specimens("bf16", 80, 1, capabilities=HOPPER, stored="i8"),
-        _specimens("bf16", 128, 4, block=64, is_split=True, capabilities=HOPPER, stored="u8"),
-        _specimens("fp16", 256, 2, limited=True, capabilities=HOPPER, stored="u8"),
+        _specimens("bf16", 128, 4, block=64, is_split=True, capabilities=HOPPER, stored="fp8e4nv"),
+        _specimens("fp16", 256, 2, limited=True, capabilities=HOPPER, stored="fp8e4nv"),
     )
 )

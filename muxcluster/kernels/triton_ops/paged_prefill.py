@@ -22,6 +22,7 @@ from muxcluster.kernels.layout import half_rows, stored_in
 from muxcluster.kernels.paged_prefill import check_paged_prefill
 from muxcluster.kernels.triton_ops.parts.attend_prompt import attend_prompt
 from muxcluster.kernels.triton_ops.parts.prefill_tiling import Tiling, capability, choose_tiling
+from muxcluster.kernels.triton_ops.parts.rounded_kv import readable
 from muxcluster.kernels.triton_ops.parts.tiles import (
     TABLE_STRIDES,
     Keys,
@@ -29,7 +30,13 @@ from muxcluster.kernels.triton_ops.parts.tiles import (
     score_factors,
 )
 from muxcluster.kernels.triton_ops.specimens.attention import attention_specimen, pool_block
-from muxcluster.kernels.triton_ops.specimens.specimen import ALL, HOPPER, Specimen
+from muxcluster.kernels.triton_ops.specimens.specimen import (
+    ALL,
+    AMPERE,
+    CONVERTING,
+    HOPPER,
+    Specimen,
+)
 
 
 @triton.jit
@@ -149,7 +156,7 @@ def paged_prefill(
     )
     tokens, heads, head_dim = query.shape
     rows = len(table_rows)
-    halves = half_rows(pool, stored_in(query, kv_dtype), block_tokens, head_dim)
+    halves = readable(half_rows(pool, stored_in(query, kv_dtype), block_tokens, head_dim))
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not output.numel():
         return output
@@ -158,7 +165,8 @@ def paged_prefill(
     kv_heads, group = table.shape[1], heads // table.shape[1]
     if tiling is None:
         members, major = triton.cdiv(tokens, rows) * group, capability(query.device)
-        tiling = choose_tiling(members, group, head_dim, query.dtype, major)
+        is_rounded = halves.dtype != query.dtype
+        tiling = choose_tiling(members, group, head_dim, query.dtype, major, is_rounded=is_rounded)
     prefill_kernel[tokens // (tiling.members // group) + rows, kv_heads](
         output,
         query,
@@ -214,7 +222,8 @@ def _specimens(
     exact = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
     half, block_tokens = pool_block(block, head_dim, stored)
     for major, numbers in ((8, (80,)), (9, (90, 100))):
-        tiling = choose_tiling(members, group, head_dim, exact, major)
+        is_rounded = bool(stored)
+        tiling = choose_tiling(members, group, head_dim, exact, major, is_rounded=is_rounded)
         sizes = f"m{tiling.members} n{tiling.keys}{' window cap' * limited} b{block}"
         constants = tile_constants(group, head_dim, tiling) | {
             "HALF": half,
@@ -258,8 +267,9 @@ SPECIMENS: tuple[Specimen, ...] = tuple(
         _specimens("bf16", 256, 2, block=64, limited=True, capabilities=HOPPER),
         _specimens("fp32", 128, 4, block=64, capabilities=HOPPER),
         _specimens("bf16", 128, 4, stored="i8"),
-        _specimens("bf16", 128, 4, members=64, stored="u8"),
-        _specimens("fp16", 64, 8, limited=True, capabilities=HOPPER, stored="u8"),
+        _specimens("bf16", 128, 4, members=64, capabilities=AMPERE, stored="u8"),
+        _specimens("bf16", 128, 4, members=64, capabilities=CONVERTING, stored="fp8e4nv"),
+        _specimens("fp16", 64, 8, limited=True, capabilities=HOPPER, stored="fp8e4nv"),
         _specimens("bf16", 80, 1, members=64, capabilities=HOPPER, stored="i8"),
     )
 )

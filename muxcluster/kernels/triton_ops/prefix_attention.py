@@ -20,9 +20,16 @@ from muxcluster.kernels.triton_ops.parts.prefix_tiling import (
     kernel_constants,
     merge_constants,
 )
+from muxcluster.kernels.triton_ops.parts.rounded_kv import readable
 from muxcluster.kernels.triton_ops.parts.tiles import pipeline_stages, score_factors
 from muxcluster.kernels.triton_ops.specimens.attention import attention_specimen, pool_block
-from muxcluster.kernels.triton_ops.specimens.specimen import ALL, HOPPER, Specimen
+from muxcluster.kernels.triton_ops.specimens.specimen import (
+    ALL,
+    AMPERE,
+    CONVERTING,
+    HOPPER,
+    Specimen,
+)
 
 
 def prefix_attention(
@@ -55,7 +62,7 @@ def prefix_attention(
     # cannot show to hold.
     grouped = (table, table_rows, lengths, from_right, group_offsets, prefix_lengths)
     check_prefix_attention(query, *grouped, soft_cap, query_offsets)
-    halves = half_rows(pool, stored_in(query, kv_dtype), block_tokens, query.shape[2])
+    halves = readable(half_rows(pool, stored_in(query, kv_dtype), block_tokens, query.shape[2]))
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not output.numel():
         return output
@@ -178,7 +185,18 @@ _CALLS = (
     _specimens("bf16", PrefixShape(700, 64, 2, 8, 2, 256, single=False)),
     _specimens("fp32", PrefixShape(64, 64, 4, 8, 4, 128, single=True)),
     _specimens("bf16", PrefixShape(256, 256, 16, 8, 4, 128, single=True), stored="i8"),
-    _specimens("bf16", PrefixShape(256, 256, 16, 8, 4, 128, single=True), stored="u8"),
+    _specimens(
+        "bf16",
+        PrefixShape(256, 256, 16, 8, 4, 128, single=True),
+        capabilities=AMPERE,
+        stored="u8",
+    ),
+    _specimens(
+        "bf16",
+        PrefixShape(256, 256, 16, 8, 4, 128, single=True),
+        capabilities=CONVERTING,
+        stored="fp8e4nv",
+    ),
     _specimens("bf16", PrefixShape(256, 256, 16, 8, 4, 128, single=True), block=32),
     _specimens("bf16", PrefixShape(256, 256, 16, 8, 4, 128, single=True), block=64),
     _specimens(

@@ -184,7 +184,7 @@ def run_left(manual: ManualJobs, sharing: Sharing) -> tuple[Held, Held]:
     return left, twin
 
 
-PAIRS = [("narrow", "wide"), ("wide", "narrow"), ("wide", "wide"), ("rounded", "narrow")]
+PAIRS = [("narrow", "wide"), ("wide", "narrow"), ("wide", "wide"), ("rounded", "wide")]
 
 
 @pytest.mark.parametrize(("right", "left"), [*PAIRS, ("wide", "rounded")])

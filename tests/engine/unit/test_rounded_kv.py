@@ -48,7 +48,7 @@ def check(
 
 def test_two_formats_share_a_pool_though_processes_are_killed(tiny: ModelBuilder) -> None:
     """With preemptions, and prefixes that were cached in 8 bits."""
-    spec = spec_of([tiny(name) for name in FORMATS], num_columns=13, kv_dtypes=[*FORMATS.values()])
+    spec = spec_of([tiny(name) for name in FORMATS], num_columns=26, kv_dtypes=[*FORMATS.values()])
     asked = {
         name: prompt
         for model in FORMATS

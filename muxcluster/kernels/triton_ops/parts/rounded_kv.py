@@ -1,16 +1,31 @@
 """Keys and values in 8 bits, as `kernels.layout` describes them: rounding, and reading them back.
 
 The type of a pointer says the format: int8 with a scale behind each slot's elements, uint8 for the
-bits of e4m3 numbers, anything else for numbers as they are.
+bits of e4m3 numbers, float8e4nv for those that the GPU converts itself, anything else for numbers
+as they are.
 """
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from muxcluster.kernels.triton_ops.parts.prefill_tiling import capability
 from muxcluster.kernels.triton_ops.parts.tiles import tile_pointers
 
 LEAST_SCALED = tl.constexpr(1e-30)  # as in `kernels.layout`
 INFINITY = tl.constexpr(float("inf"))
+
+
+def readable(halves: Tensor) -> Tensor:
+    """Return the view from `half_rows` as kernels that read it take it.
+
+    From Hopper on the GPU converts e4m3 numbers: with integers that takes ten times as many
+    instructions as the rest of a decode kernel (bench/compile_kernels.py).
+    """
+    if halves.dtype == torch.uint8 and halves.is_cuda and capability(halves.device) >= 9:
+        return halves.view(torch.float8_e4m3fn)
+    return halves
 
 
 @triton.jit
@@ -36,6 +51,8 @@ def load_numbers(at, mask, like):
         return tl.load(at, mask=mask, other=0).to(like.dtype)
     elif at.dtype.element_ty == tl.uint8:
         return e4m3_numbers(tl.load(at, mask=mask, other=0)).to(like.dtype)
+    elif at.dtype.element_ty == tl.float8e4nv:
+        return tl.load(at, mask=mask, other=0.0).to(like.dtype)
     else:
         return tl.load(at, mask=mask, other=0.0)
 

@@ -49,7 +49,8 @@ def attention_specimen(
 def pool_block(block: int, head_dim: int, stored: str = "") -> tuple[int, int]:
     """Return elements of half a block and tokens of a block with `policy.block_tokens: block`.
 
-    stored: type of 8-bit keys and values in a pool of 16-bit models, "i8" or "u8" (e4m3).
+    stored: type of 8-bit keys and values in a pool of 16-bit models: "i8", or "u8" and "fp8e4nv"
+    for e4m3 (`rounded_kv.readable`).
     """
     half = 128 * block * (2 if stored else 1)
     if stored == "i8":
