@@ -51,7 +51,7 @@ _LEARNING_RATE = 3e-3
 _HELD_OUT = 0.05
 
 # Of the sequences that are counted.
-_PROMPT_TOKENS, _MOST_SEQUENCES = 1000, 1000
+_PROMPT_TOKENS, _MOST_SEQUENCES = 1000, 160
 
 
 def sequences_that_fit(kv_dtype: str) -> int:

@@ -42,8 +42,10 @@ def choose_tiling(
     if dtype.itemsize > 2:
         return Tiling(least, 16, 4, 1)
     is_ampere = major < 9
-    most = 64 if is_ampere and (padded > 128 or is_rounded) else 128
+    most = 64 if is_ampere and padded > 128 else 128
     block = max(least, min(most, triton.next_power_of_2(members)))
     keys = max(32, (4096 if is_ampere or block < 128 else 8192) // padded)
+    if is_ampere and is_rounded:  # widening them takes registers too
+        keys //= 2
     is_wide = block >= 128 or (is_ampere and block * padded >= 64 * 256)
     return Tiling(block, keys, 8 if is_wide else 4, 2)
