@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.amounts import slow
 from tests.kernels import paged_decode_rules, paged_prefill_rules, prefix_cases
 from tests.kernels.paged_cases import PagedCase, empty_case, filled_case
 from tests.kernels.prefix_cases import Group, decodes, grouped_case
@@ -114,26 +115,27 @@ class RoundedKvRules:
     def test_decodes(self, head_dim, dtype, block, kv_dtype):
         options = {"dtype": dtype, "block": block, "kv_dtype": kv_dtype}
         tokens = empty_case([1], 1, head_dim, **options).block_tokens
-        lengths = [1, tokens - 1, tokens, tokens + 1] * 2
-        case = filled_case(lengths, 2, head_dim, rights=[False] * 4 + [True] * 4, **options)
+        lengths = [1, tokens, tokens + 1, tokens - 1]
+        case = filled_case(lengths, 1, head_dim, rights=[False, True, True, False], **options)
         decodes_in = [partial(way, kv_dtype=kv_dtype) for way in self.decodes_in]
         for decode in decodes_in:
-            paged_decode_rules.check(decode, case, heads=4, sliding_window=33, soft_cap=2.0)
-        case.turn(2, 1)
+            paged_decode_rules.check(decode, case, heads=2, sliding_window=33, soft_cap=2.0)
+        case.turn(1, 1)
         for decode in decodes_in:
-            paged_decode_rules.check(decode, case, heads=4)
+            paged_decode_rules.check(decode, case, heads=2)
 
     @pytest.mark.parametrize("kv_dtype", [INT8, FP8])
     @pytest.mark.parametrize(
-        ("head_dim", "dtype", "block"), [(64, torch.float32, None), (128, torch.float16, 64)]
+        ("head_dim", "dtype", "block"),
+        [(64, torch.float32, None), *slow((128, torch.float16, 64))],
     )
     def test_prefills(self, head_dim, dtype, block, kv_dtype):
         options = {"dtype": dtype, "block": block, "kv_dtype": kv_dtype}
         tokens = empty_case([1], 1, head_dim, **options).block_tokens
-        lengths = [1, tokens, tokens + 3] * 2
-        case = filled_case(lengths, 1, head_dim, rights=[False] * 3 + [True] * 3, **options)
+        lengths = [tokens + 3, tokens, tokens + 3]
+        case = filled_case(lengths, 1, head_dim, rights=[False, True, True], **options)
         prefill = partial(self.paged_prefill, kv_dtype=kv_dtype)
-        starts = [0, 0, tokens - 1, 0, tokens // 2, tokens]
+        starts = [tokens - 20, tokens // 2, tokens]
         paged_prefill_rules.check(prefill, case, heads=2, starts=starts)
         paged_prefill_rules.check(
             prefill, case, heads=2, starts=starts, sliding_window=20, soft_cap=2.0
@@ -144,9 +146,9 @@ class RoundedKvRules:
         options = {"dtype": torch.float16, "kv_dtype": kv_dtype}
         tokens = grouped_case([decodes(0, 1)], 1, 64, **options).case.block_tokens
         attention = partial(self.prefix_attention, kv_dtype=kv_dtype)
-        groups = [decodes(2, 1, tokens, tokens + 1), decodes(0, tokens - 1), decodes(1, 3)]
+        groups = [decodes(2, 1, tokens + 1), decodes(0, tokens - 1)]
         prefix_cases.check(attention, grouped_case(groups, 1, 64, **options), heads=2)
-        chunks = [Group(1, [(33, 33), (70, 20)]), Group(0, [(40, 40), (65, 2)])]
+        chunks = [Group(1, [(20, 20), (9, 2)]), Group(0, [(30, 5)])]
         prefix_cases.check(attention, grouped_case(chunks, 1, 64, **options), heads=2)
 
     @pytest.mark.parametrize("kv_dtype", [INT8, FP8])

@@ -294,6 +294,6 @@ SPECIMENS: tuple[Specimen, ...] = tuple(
         _specimens("fp16", 64, 8, limited=True, capabilities=HOPPER, stored="i8"),
         _specimens("bf16", 80, 1, capabilities=HOPPER, stored="i8"),
         _specimens("bf16", 128, 4, block=64, is_split=True, capabilities=HOPPER, stored="fp8e4nv"),
-        _specimens("fp16", 256, 2, limited=True, capabilities=HOPPER, stored="fp8e4nv"),
+        _specimens("bf16", 256, 2, capabilities=HOPPER, stored="fp8e4nv"),
     )
 )
