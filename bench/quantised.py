@@ -103,6 +103,7 @@ def measure_kv(bench: Bench) -> tuple[list[Claim], dict[str, list[Any]], dict[st
     options = bench.options
     data = bench.data()
     fits = {each: rounded_kv.sequences_that_fit(each) for each in rounded_kv.KV_DTYPES}
+    print(json.dumps(fits), flush=True)
     text, held_out = rounded_kv.read_text(data)
     if options.quick:
         held_out = held_out[: len(held_out) // 8]
@@ -111,6 +112,7 @@ def measure_kv(bench: Bench) -> tuple[list[Claim], dict[str, list[Any]], dict[st
         path, trained = rounded_kv.train(text, Path(folder), num_steps, options.seed)
         losses = {each: rounded_kv.losses_of(path, held_out, each) for each in rounded_kv.KV_DTYPES}
     found = {each: rounded_kv.perplexity(losses[each]) for each in rounded_kv.KV_DTYPES}
+    print(json.dumps(found), flush=True)
     claims = []
     for kv_dtype, ending in (("int8", ""), ("fp8_e4m3", "_fp8")):
         ratio = fits[kv_dtype] / fits["auto"]
