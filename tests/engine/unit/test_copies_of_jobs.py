@@ -153,7 +153,8 @@ class Sharing:
         tokens = min(max(num_tokens, 0), self._manual.block_tokens(left))
         num_bytes = tokens * left.shape.slot_bytes
         shape = self.batch.model.shape
-        return -(-num_bytes // shape.slot_bytes)
+        # the last places of a block may leave some bytes at its end
+        return min(-(-num_bytes // shape.slot_bytes), self._right_tokens)
 
     def _first_filled(self, block: int) -> int:
         """The lowest place that holds a token of the right sequence in this block."""
