@@ -7,7 +7,7 @@ other in every round. What is said are medians over the rounds of ratios inside 
 speed drifts by tens of percent within minutes.
 
 Keys and values: sequences of 1,000 tokens of an 8B Llama that the scheduler lets into one pool at
-once, in 8 bits over 16; and the perplexity of held-out bytes of tinyshakespeare for a Llama of 1.9
+once, in 8 bits over 16; and the perplexity of held-out bytes of tinyshakespeare for a Llama of 0.6
 million parameters that is trained here first, with `kv_dtype` over without.
 
 Claims: tokens/s with int8 (inputs rounded to 8 bits, too) and int4 weights over the better of fp32
