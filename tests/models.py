@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from muxcluster.config.facts import read_facts
-from muxcluster.core.kvshape import KvShape
+from muxcluster.core.kvshape import KvShape, kv_format
 from muxcluster.core.unitspec import ModelSpec
 
 _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -15,8 +15,10 @@ def model_spec(directory: Path, name: str, **overrides: Any) -> ModelSpec:
     """The specification of the model in `directory`; overrides: fields of ModelSpec."""
     facts = read_facts(directory)
     shape, itemsize = facts.shape, _ITEMSIZE[overrides.get("dtype", "float32")]
+    form = kv_format(overrides.get("kv_dtype", "auto"), itemsize)
+    sizes = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
     found = {
-        "shape": KvShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, itemsize),
+        "shape": KvShape(*sizes, form.itemsize, form.scale_bytes),
         "vocab_size": shape.vocab_size,
         "max_model_len": facts.max_context,
         "eos_token_ids": facts.eos_token_ids,

@@ -1,19 +1,44 @@
 """Independent oracles: Hugging Face's own generate, with near-ties counted and nothing else."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig
 
 NEAR_TIE = 1e-4
 """A mismatch is excused only where the two best logits of the oracle are closer than this."""
 
 
-class GreedyOracle:
-    """Greedy continuations by `transformers` in fp32, one request at a time, no batching."""
+class RoundedCache(DynamicCache):
+    """Keys and values rounded to 8 bits as they are stored, those of the step itself too."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, kv_dtype: str) -> None:
+        super().__init__()
+        self._kv_dtype = kv_dtype
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> Any:
+        rounded = (self._rounded(states) for states in (key_states, value_states))
+        return super().update(*rounded, *args, **options)
+
+    def _rounded(self, states: Tensor) -> Tensor:
+        """States [batch, heads, tokens, head_dim] in fp32."""
+        if self._kv_dtype == "fp8_e4m3":
+            return states.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+        largest = states.abs().amax(-1, keepdim=True)
+        return torch.floor(states * (127 / largest) + 0.5) * (largest / 127)
+
+
+class GreedyOracle:
+    """Greedy continuations by `transformers` in fp32, one request at a time, no batching.
+
+    kv_dtype: as `ModelSpec.kv_dtype`; its own cache then rounds.
+    """
+
+    def __init__(self, directory: Path, kv_dtype: str = "auto") -> None:
         # Before 5.18 transformers runs soft-capped attention (Gemma 2) on SDPA, which cannot cap.
         capped = getattr(AutoConfig.from_pretrained(directory), "attn_logit_softcapping", None)
         attention = {"attn_implementation": "eager"} if capped else {}
@@ -21,6 +46,7 @@ class GreedyOracle:
             directory, dtype=torch.float32, **attention
         ).eval()
         self._model.generation_config = GenerationConfig(pad_token_id=0)
+        self._kv_dtype = kv_dtype
         self._continuations: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
         self.num_near_ties = 0
 
@@ -42,10 +68,14 @@ class GreedyOracle:
             output_logits=True,
             return_dict_in_generate=True,
         )
+        rounds = self._kv_dtype != "auto"
+        cache = {"past_key_values": RoundedCache(self._kv_dtype)} if rounds else {}
         ids = torch.tensor([list(prompt)])
-        with torch.inference_mode():
+        with torch.inference_mode(), warnings.catch_warnings():
+            # newer versions call the argument `cache`
+            warnings.filterwarnings("ignore", "`past_key_values` is deprecated", FutureWarning)
             out = self._model.generate(
-                ids, attention_mask=torch.ones_like(ids), generation_config=config
+                ids, attention_mask=torch.ones_like(ids), generation_config=config, **cache
             )
         best = torch.stack(out.logits)[:, 0].float().topk(2).values
         gaps = (best[:, 0] - best[:, 1]).tolist()

@@ -118,7 +118,7 @@ def place(  # noqa: PLR0913 - each parameter is an option of the command line
             "Example: --what-if add:llama-2-7b,rate=2 --what-if remove:chat-7b "
             "--what-if rate:chat-7b=x2 --what-if batch:chat-7b=2e9 (tokens a day) "
             "--what-if gpus:a=4 --what-if residency:chat-7b=on-demand "
-            "--what-if quantize:chat-7b=int8",
+            "--what-if quantize:chat-7b=int8 --what-if kv_dtype:chat-7b=int8",
         ),
     ] = None,
     from_plan: Annotated[

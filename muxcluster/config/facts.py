@@ -7,6 +7,7 @@ from typing import Any
 
 from muxcluster.core.errors import LoadError
 from muxcluster.core.inputs.json_file import read_json_object
+from muxcluster.core.kvshape import KvDtype
 from muxcluster.placement.shapes.families import runs_dense, undivided, undivided_shape
 from muxcluster.placement.shapes.known import shape_named
 from muxcluster.placement.shapes.shape import ModelShape, ShapeError
@@ -71,6 +72,26 @@ def quantised(facts: ModelFacts, quantize: str) -> ModelFacts:
     shape = replace(facts.shape, weights=asked)
     check_quantised(shape, is_dense=facts.is_dense)
     return replace(facts, shape=shape, is_rounded=True)
+
+
+def with_kv_dtype(facts: ModelFacts, kv_dtype: KvDtype) -> ModelFacts:
+    """Return the facts of the model with keys and values stored as `models[].kv_dtype` asks.
+
+    Raises ShapeError if they cannot be.
+    """
+    shape = facts.shape
+    if kv_dtype == shape.kv_dtype:
+        return facts
+    if kv_dtype != "auto" and (facts.is_dense or shape.num_state_layers):
+        reason = (
+            "the dense backend, which this type of model needs"
+            if facts.is_dense
+            else "a model with states"
+        )
+        raise ShapeError(f"{reason}, keeps keys and values in the model's dtype alone")
+    if kv_dtype == "int8" and shape.head_dim % 4:
+        raise ShapeError(f"int8 needs a head_dim that is a multiple of 4, not {shape.head_dim}")
+    return replace(facts, shape=replace(shape, kv_dtype=kv_dtype))
 
 
 def check_quantised(shape: ModelShape, *, is_dense: bool) -> None:

@@ -7,7 +7,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from muxcluster.config.facts import ModelFacts, known_facts, quantised, read_facts
+from muxcluster.config.facts import (
+    ModelFacts,
+    known_facts,
+    quantised,
+    read_facts,
+    with_kv_dtype,
+)
 from muxcluster.config.hub import Fetching, HubId, NotFetched, Wanted, fetch
 from muxcluster.config.problems import first_problem, line_of
 from muxcluster.config.schema import (
@@ -147,6 +153,7 @@ def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredMode
         message = f"{length} is more than the model's longest context, {longest}"
         raise source.error((*at, "max_model_len"), message)
     facts = _quantised(facts, section, at, source)
+    facts = _with_kv_dtype(facts, section, at, source)
     _check_lengths(section, length, at, source)
     _check_backlog(section, length, at, source)
     return ConfiguredModel(section, path, facts, length)
@@ -163,6 +170,18 @@ def _quantised(
     if found.shape.weights is not None and section.backend == "dense":
         raise source.error((*at, "backend"), "dense runs no quantised weights")
     return found
+
+
+def _with_kv_dtype(
+    facts: ModelFacts, section: ModelSection, at: Location, source: _Source
+) -> ModelFacts:
+    """Return the facts with keys and values stored as `kv_dtype` asks."""
+    if section.kv_dtype != "auto" and section.backend == "dense":
+        raise source.error((*at, "backend"), "dense keeps keys and values in the model's dtype")
+    try:
+        return with_kv_dtype(facts, section.kv_dtype)
+    except ShapeError as error:
+        raise source.error((*at, "kv_dtype"), str(error)) from error
 
 
 def _check_lengths(section: ModelSection, longest: int, at: Location, source: _Source) -> None:

@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from muxcluster.core.inputs.api_key import checked_key
+from muxcluster.core.kvshape import KvDtype
 
 
 def _checked_path(text: str) -> str:
@@ -129,6 +130,11 @@ class ModelSection(Section):
     """Quantises the linears of an ordinary checkpoint when it is loaded: `int8` (a scale a row;
     inputs are rounded to 8 bits, too), `int4` (scale and zero point for 128 inputs), `fp8` (e4m3, a
     scale a row). A checkpoint that is quantised is served as it is."""
+    kv_dtype: KvDtype = "auto"
+    """How keys and values are stored: `auto` in the model's dtype; `int8` with a scale for each
+    token and KV head, in four bytes beside them; `fp8_e4m3` without a scale, values beyond 448 cut.
+    Models of different kinds share a unit's blocks. Attention computes in the model's dtype. The
+    dense backend and models with states keep theirs, and refuse others."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy` makes random weights from `seed`."""
     seed: Seed = 0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from muxcluster.core.job import WorkerSpec
-from muxcluster.core.kvshape import KvShape
+from muxcluster.core.kvshape import KvDtype, KvShape
 from muxcluster.core.padded import PaddedLimit
 from muxcluster.core.request import Slo
 from muxcluster.core.residency import Residency
@@ -22,12 +22,15 @@ class ModelSpec:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
-    dtype: str = "float32"  # "float32", "bfloat16" or "float16"; weights, activations and KV alike
+    dtype: str = "float32"  # "float32", "bfloat16" or "float16": of weights, activations and KV
     load_format: str = "auto"  # "auto" (safetensors) or "dummy" (random weights from `seed`)
     seed: int = 0
     # "int8", "int4" or "fp8": the linears of an ordinary checkpoint are quantised when it is loaded
     # (`WeightFormat`); "": weights stay as they are stored, quantised or not
     quantize: str = ""
+    # "auto" (in `dtype`), "int8" or "fp8_e4m3": how keys and values are stored; `shape` counts the
+    # bytes of these
+    kv_dtype: KvDtype = "auto"
     # Most interactive sequences that hold KV at the same time, and rows that batch ones have beside
     # these: batch sequences also take rows that interactive ones leave free
     max_seqs: int = 64

@@ -1,8 +1,18 @@
 """Writes new keys and values into the pool's blocks; plain-torch twin of the Triton kernel."""
 
+import torch
 from torch import Tensor
 
-from muxcluster.kernels.layout import check_heads, check_index, check_table, half_offsets, half_rows
+from muxcluster.kernels.layout import (
+    check_heads,
+    check_index,
+    check_table,
+    half_offsets,
+    half_rows,
+    slots_of,
+    stored_in,
+    to_slots,
+)
 from muxcluster.kernels.native.attention import NativeWrite, suits
 from muxcluster.kernels.on_gpu import triton_on_gpu
 
@@ -17,22 +27,25 @@ def kv_write(
     positions: Tensor,
     from_right: Tensor,
     block_tokens: int,
+    *,
+    kv_dtype: torch.dtype | None = None,
 ) -> None:
     """Store token i's key and value at position `positions[i]` of the sequence in `table_rows[i]`.
 
     pool: uint8 [num_blocks, block_bytes], changed in place; a block is K half then V half.
-    key, value: [tokens, kv_heads, head_dim] in the pool's element type.
+    key, value: [tokens, kv_heads, head_dim].
     table: int32 [max_seqs, kv_heads, max_columns], one layer's view; position p is in column
         p // block_tokens.
     table_rows, positions: int32 or int64 [tokens]; no (table row, position) twice. A token at a
         negative position is not written: rows that fill up a batch of fixed size.
     from_right: bool [max_seqs], True where the sequence fills its blocks from the last place.
+    kv_dtype: type in which keys and values are stored, see `kernels.layout`; None: their own.
 
     Raises ValueError for wrong shapes, types or strides, before anything is written.
     """
     check_kv_write(key, value, table, table_rows, positions, from_right)
     tokens, _, head_dim = key.shape
-    halves = half_rows(pool, key.dtype, block_tokens, head_dim)
+    halves = half_rows(pool, stored_in(key, kv_dtype), block_tokens, head_dim)
     is_token = positions >= 0
     if not is_token.all():
         key, value = key[is_token], value[is_token]
@@ -80,9 +93,9 @@ class WritePlan:
 
     def write(self, key: Tensor, value: Tensor, halves: Tensor, layer: int) -> None:
         """Store the tokens' K and V of one layer. halves: as of `half_rows`, changed in place."""
-        places = halves.view(-1, self._block_tokens, key.shape[-1])
-        places.index_put_((self._keys[layer], self._offsets), key)
-        places.index_put_((self._values[layer], self._offsets), value)
+        places = slots_of(halves, self._block_tokens)
+        places.index_put_((self._keys[layer], self._offsets), to_slots(key, halves))
+        places.index_put_((self._values[layer], self._offsets), to_slots(value, halves))
 
 
 def check_kv_write(

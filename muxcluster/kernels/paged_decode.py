@@ -1,9 +1,16 @@
 """Attention of one new token per sequence over its blocks; plain-torch twin of the kernel."""
 
+import torch
 from torch import Tensor
 
 from muxcluster.kernels.cpu.decode_plans import decode_plan
-from muxcluster.kernels.layout import check_attention, check_index, check_table, half_rows
+from muxcluster.kernels.layout import (
+    check_attention,
+    check_index,
+    check_table,
+    half_rows,
+    stored_in,
+)
 from muxcluster.kernels.on_gpu import triton_on_gpu
 
 
@@ -20,6 +27,7 @@ def paged_decode(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return attention [rows, heads, head_dim] in the query's type.
 
@@ -32,6 +40,7 @@ def paged_decode(
     from_right: bool [max_seqs].
     scale: factor on the scores. sliding_window: only the last so many keys are seen.
     soft_cap: scores s become soft_cap * tanh(s / soft_cap).
+    kv_dtype: type in which keys and values are stored, see `kernels.layout`; None: the query's.
 
     Only columns in use are read, and what a block holds outside of the sequence's own tokens (even
     NaN) does not matter. Arithmetic is in fp32 at least. Raises ValueError for wrong shapes, types
@@ -40,7 +49,7 @@ def paged_decode(
     check_paged_decode(query, table, table_rows, lengths, from_right, sliding_window, soft_cap)
     rows, heads, head_dim = query.shape
     kv_heads = table.shape[1]
-    halves = half_rows(pool, query.dtype, block_tokens, head_dim)
+    halves = half_rows(pool, stored_in(query, kv_dtype), block_tokens, head_dim)
     grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
     plan = decode_plan(
         grouped,

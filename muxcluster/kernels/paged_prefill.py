@@ -3,7 +3,14 @@
 import torch
 from torch import Tensor
 
-from muxcluster.kernels.layout import check_attention, check_index, check_table, half_rows
+from muxcluster.kernels.layout import (
+    check_attention,
+    check_index,
+    check_table,
+    half_rows,
+    read_halves,
+    stored_in,
+)
 from muxcluster.kernels.on_gpu import triton_on_gpu
 from muxcluster.kernels.prompt_attention import attend_grouped
 
@@ -22,6 +29,7 @@ def paged_prefill(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Attention output [tokens, heads, head_dim] in the query's type.
 
@@ -32,7 +40,7 @@ def paged_prefill(
     query_offsets: int [rows + 1]; row i's queries are query[offsets[i] : offsets[i + 1]].
     starts: int [rows], position of each row's first query; > 0 continues a chunked prefill or
         follows a cached prefix.
-    from_right: bool [max_seqs]. scale, sliding_window, soft_cap: as in `paged_decode`.
+    from_right: bool [max_seqs]. scale, sliding_window, soft_cap, kv_dtype: as in `paged_decode`.
 
     Only columns in use are read. Raises ValueError for wrong shapes, types or strides.
     """
@@ -41,7 +49,7 @@ def paged_prefill(
     )
     tokens, heads, head_dim = query.shape
     bounds = _bounds(query_offsets, tokens)
-    halves = half_rows(pool, query.dtype, block_tokens, head_dim)
+    halves = half_rows(pool, stored_in(query, kv_dtype), block_tokens, head_dim)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for row, (table_row, start) in enumerate(
         zip(table_rows.tolist(), starts.tolist(), strict=True)
@@ -62,6 +70,7 @@ def paged_prefill(
         # [kv_heads, group, tokens, head_dim]; keys and values broadcast over the group.
         shape = (-1, table.shape[1], heads // table.shape[1], head_dim)
         grouped = query[new].reshape(shape).permute(1, 2, 0, 3)
+        keys, values = (each.to(query.dtype) for each in (keys, values))
         attended = attend_grouped(grouped, keys, values, scale, sliding_window, soft_cap)
         output[new] = attended.permute(2, 0, 1, 3).flatten(1, 2)
     return output
@@ -112,7 +121,7 @@ def _gather(
     first = begin // block_tokens
     blocks = table[:, first : -(-end // block_tokens)].long()
     ids = 2 * blocks.reshape(-1)
-    gathered = halves.index_select(0, torch.cat((ids, ids + 1)))
+    gathered = read_halves(halves, torch.cat((ids, ids + 1)), head_dim)
     if from_right:
         gathered = gathered.view(-1, block_tokens, head_dim).flip(1)
     skipped = first * block_tokens

@@ -11,7 +11,13 @@ from muxcluster.kernels.cpu.prefix_softmax import (
     add_prefix,
 )
 from muxcluster.kernels.cpu.prefix_tiles import GroupedRows, batches
-from muxcluster.kernels.layout import check_attention, check_index, check_table, half_rows
+from muxcluster.kernels.layout import (
+    check_attention,
+    check_index,
+    check_table,
+    half_rows,
+    stored_in,
+)
 from muxcluster.kernels.on_gpu import triton_on_gpu
 
 
@@ -29,6 +35,7 @@ def prefix_attention(
     block_tokens: int,
     scale: float,
     soft_cap: float | None = None,
+    kv_dtype: torch.dtype | None = None,
     query_offsets: Tensor | None = None,
 ) -> Tensor:
     """Attention output [tokens, heads, head_dim] in the query's type (BatchLLM §4.4).
@@ -49,6 +56,7 @@ def prefix_attention(
         that every query of the group sees whole. Read through the table of the group's first
         row; the other rows' entries for these columns are not read.
     scale: factor on the scores. soft_cap: scores s become soft_cap * tanh(s / soft_cap).
+    kv_dtype: as in `paged_decode`.
     query_offsets: int [rows + 1]; row i's queries are query[offsets[i] : offsets[i + 1]], at its
         last positions (a prompt chunk beside decodes). None: one query a row.
 
@@ -60,7 +68,7 @@ def prefix_attention(
     check_prefix_attention(query, *grouped, soft_cap, query_offsets)
     tokens, heads, head_dim = query.shape
     kv_heads = table.shape[1]
-    halves = half_rows(pool, query.dtype, block_tokens, head_dim)
+    halves = half_rows(pool, stored_in(query, kv_dtype), block_tokens, head_dim)
     rows = GroupedRows.read(
         table_rows, lengths, group_offsets, prefix_lengths, query_offsets, tokens
     )

@@ -54,7 +54,7 @@ class ModelKv:
         self.model = model
         self.block_bytes = block_bytes
         self.block_tokens = model.shape.block_tokens(block_bytes)
-        self.slot_bytes = model.shape.head_dim * model.shape.itemsize
+        self.slot_bytes = model.shape.slot_bytes
         num_columns = num_blocks // per_column
         most_empty, self._may_lend = num_columns, num_host_blocks is not None
         if num_host_blocks is not None:  # lent columns may have host blocks, or none at all

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from muxcluster.core.kvshape import KvFormat, slots_of_block
 from muxcluster.placement.shapes.shape import STATE_ITEMSIZE, ModelShape
 
 _HEAD_BYTES = 8  # number of tokens that a state covers
@@ -16,7 +17,7 @@ class Columns:
     num_layers: int
     num_heads: int
     head_dim: int
-    tokens: int  # token slots of a block, a multiple of 8; 0 if it is too small for 8
+    tokens: int  # token slots of a block (`slots_of_block`); 0 if it is too small for 8
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.tokens) * self.num_layers * self.num_heads
@@ -34,12 +35,12 @@ def columns(shape: ModelShape, itemsize: int, block_bytes: int, num_tokens: floa
     """
     if not shape.state_size:
         width = shape.head_dim
-        tokens = _block_tokens(block_bytes, width, itemsize)
+        tokens = slots_of_block(block_bytes, width, shape.kv_format(itemsize))
         return Columns(shape.num_layers, shape.num_kv_heads, width, tokens)
     found = [
         _with_states(shape, itemsize, width, tokens)
         for width in _WIDTHS
-        if (tokens := _block_tokens(block_bytes, width, itemsize))
+        if (tokens := slots_of_block(block_bytes, width, KvFormat(itemsize)))
     ]
     if not found:
         return Columns(1, 1, 1, 0)
@@ -53,7 +54,3 @@ def _with_states(shape: ModelShape, itemsize: int, width: int, tokens: int) -> C
     state_bytes = STATE_ITEMSIZE * shape.state_size + _HEAD_BYTES
     for_tokens = -(-shape.kv_bytes_per_token(itemsize) // unit_bytes)
     return Columns(for_tokens - (-state_bytes // (tokens * unit_bytes)), 1, width, tokens)
-
-
-def _block_tokens(block_bytes: int, head_dim: int, itemsize: int) -> int:
-    return block_bytes // (2 * head_dim * itemsize) // 8 * 8

@@ -9,6 +9,7 @@ from dataclasses import replace
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.request import Slo
 from muxcluster.core.unitspec import LENDING_PACKINGS, ModelSpec, UnitSpec
+from muxcluster.placement.columns import Columns
 from muxcluster.placement.execution import Execution, execution_of, scheduler_of
 from muxcluster.placement.hardware import GIB, Gpu
 from muxcluster.placement.memory import (
@@ -130,7 +131,7 @@ def _model(
     return ModelSpec(
         name=demand.name,
         path="",
-        shape=KvShape(column.num_layers, column.num_heads, column.head_dim, demand.itemsize),
+        shape=_kv_shape(demand, column),
         vocab_size=demand.shape.vocab_size,
         max_model_len=demand.max_model_len,
         eos_token_ids=(),
@@ -142,7 +143,14 @@ def _model(
         mean_output_tokens=demand.output_tokens,
         slo=slo,
         weight_bytes=part_of(demand.shape, tp).active_bytes(demand.itemsize),
+        kv_dtype=demand.shape.kv_dtype,
     )
+
+
+def _kv_shape(demand: Demand, column: Columns) -> KvShape:
+    form = demand.shape.kv_format(demand.itemsize)
+    sizes = (column.num_layers, column.num_heads, column.head_dim)
+    return KvShape(*sizes, form.itemsize, form.scale_bytes)
 
 
 def _host_blocks(problem: Problem, gpu: Gpu, num_blocks: int, bytes_of_block: int) -> int:

@@ -68,7 +68,7 @@ def limits(policy: SchedulerSpec, max_steps: int) -> Limits:
 
 def step_times(unit: UnitSpec, seed: Seed | None, *, is_simulated: bool) -> StepTimes:
     """Return what predicts the time of jobs. seed: what is known of it before the first."""
-    slot_bytes = {m.name: 2 * m.shape.head_dim * m.shape.itemsize for m in unit.models}
+    slot_bytes = {each.name: 2 * each.shape.slot_bytes for each in unit.models}
     # On a CPU copies take the forward's own cores; what is simulated are GPUs.
     overlap = is_simulated or unit.device != "cpu"
     return StepTimes(seed, CopyTimes(slot_bytes, unit.host_link or None, overlap=overlap))

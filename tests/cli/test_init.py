@@ -157,6 +157,11 @@ def test_a_script_of_vllm_commands(capsys: pytest.CaptureFixture[str], tmp_path:
         ("vllm serve a/b --max_model_len auto", Model("b", "a/b", "without --max-model-len auto")),
         ("vllm serve --port 1 a/b -q awq", Model("b", "a/b")),
         ("vllm serve a/b --quantization fp8", Model("b", "a/b", "", {"quantize": "fp8"})),
+        ("vllm serve a/b --kv-cache-dtype fp8", Model("b", "a/b", "", {"kv_dtype": "fp8_e4m3"})),
+        (
+            "vllm serve a/b --kv-cache-dtype fp8_e5m2",
+            Model("b", "a/b", "without --kv-cache-dtype fp8_e5m2"),
+        ),
         (
             "vllm serve a/b -q mxfp4",
             Unserved("a/b", "--quantization mxfp4: such weights are not served"),

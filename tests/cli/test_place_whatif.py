@@ -49,6 +49,13 @@ def test_the_other_changes(small) -> None:
     assert (backlog.tokens_per_s, backlog.prompt_tokens) == (pytest.approx(1000.0), 161)
     assert demands_after(path, "batch:chat=1e6", "batch:chat=0")["chat"].backlog is None
     assert demands_after(path, "residency:rare=on-demand")["rare"].residency == "on-demand"
+    rounded = demands_after(path, "kv_dtype:chat=int8", "quantize:chat=int4")["chat"]
+    assert (rounded.shape.kv_dtype, rounded.shape.weights.kind) == ("int8", "int4")
+    assert rounded.kv_bytes_per_token == 2 * 32 * 32 * (128 + 4)
+    assert (
+        demands_after(path, "kv_dtype:chat=int8", "kv_dtype:chat=auto")["chat"]
+        == (demands_after(path)["chat"])
+    )
     config = changed(load_config(path), "gpus:a=4")
     assert [node.num_gpus for node in nodes_of(config)] == [4]
 
@@ -64,6 +71,7 @@ def test_the_other_changes(small) -> None:
         ("batch:chat=-1", "tokens_per_day: input should be greater"),
         ("batch:chatt=1e6", "did you mean chat?"),
         ("residency:chat", "expected residency:NAME=VALUE"),
+        ("kv_dtype:chat=fp8", "did you mean fp8_e4m3?"),
         ("residency:chat=on-demnd", "did you mean on-demand?"),
         ("residency:chatt=auto", "did you mean chat?"),
         ("add:llama-2-7", "did you mean llama-2-70b or llama-2-7b?"),

@@ -133,6 +133,7 @@ def refusal(write, text: str) -> ConfigError:
         ("scheduler: adbs", "host_memory_gib: .inf", "policy.host_memory_gib", "finite"),
         ("block_tokens: 16", "block_tokens: 12", "policy.block_tokens", "multiple of 8"),
         ("models:", "model:", "model", "did you mean models?"),
+        ("rate: 2", "kv_dtype: fp8", "models[0].kv_dtype", "did you mean fp8_e4m3?"),
         ("rate: 2", "batch: {}", "models[0].batch", "either tokens_per_day or queue_tokens"),
         (
             "rate: 2",
@@ -235,3 +236,21 @@ def test_default_lengths_are_cut_to_a_short_max_model_len(write) -> None:
     (demand,) = problem(config, nodes_of(config)).demands
     assert demand.prompt_tokens + demand.output_tokens == pytest.approx(100)
     assert demand.prompt_tokens / demand.output_tokens == pytest.approx(161 / 338)
+
+
+@pytest.mark.parametrize(
+    ("entries", "line", "key", "says"),
+    [
+        ({}, "backend: dense", "backend", "dense keeps keys and values in the model's dtype"),
+        ({"model_type": "diffllama"}, "rate: 1", "kv_dtype", "the dense backend, which this type"),
+        ({"head_dim": 18}, "rate: 1", "kv_dtype", "multiple of 4, not 18"),
+    ],
+)
+def test_what_keeps_no_8_bit_keys_and_values_is_refused(
+    write, model_directory, entries, line, key, says
+) -> None:
+    model_directory("tiny", **entries)
+    text = GOOD.replace("    rate: 2", f"    kv_dtype: int8\n    {line}")
+    error = refusal(write, text)
+    assert error.key == f"models[0].{key}"
+    assert says in str(error)

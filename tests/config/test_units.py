@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from muxcluster.config.load import Config, load_config
+from muxcluster.config.planner_input import nodes_of, problem
 from muxcluster.config.planning import plan_for
 from muxcluster.config.units import served_models, unit_specs
 from muxcluster.core.errors import ConfigError, InfeasiblePlan
@@ -486,3 +487,28 @@ def test_a_gpu_unit_that_would_park_models_is_planned_and_refused(write, model_d
     half = unit.model_copy(update={"resident_bytes": 1})
     with pytest.raises(ConfigError, match="no GPU engine moves weights yet"):
         unit_specs(config, plan.model_copy(update={"units": (half,)}))
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "slot_bytes", "tokens"),
+    [("auto", 512, 16), ("int8", 132, 62), ("fp8_e4m3", 128, 64)],
+)
+def test_keys_and_values_in_8_bits_are_what_plan_and_unit_count(
+    write, model_directory, kv_dtype: str, slot_bytes: int, tokens: int
+) -> None:
+    """Beside a model that keeps its own: blocks stay as large, and hold more tokens."""
+    model_directory("tiny")
+    model_directory("wide", head_dim=128, vocab_size=640)
+    text = TWO.replace("CORES", "2").replace("LANE", "adbs").replace("PARTITION", "auto")
+    config = load_config(write(text.replace("max_seqs: 8", f"max_seqs: 8, kv_dtype: {kv_dtype}")))
+    (unit,) = unit_specs(config, plan_for(config))
+    by_name = {model.name: model for model in unit.models}
+    found = by_name["b"]
+    assert (by_name["a"].kv_dtype, found.kv_dtype) == ("auto", kv_dtype)
+    assert unit.block_bytes == 2 * 128 * 16 * 4
+    assert (found.shape.slot_bytes, found.shape.block_tokens(unit.block_bytes)) == (
+        slot_bytes,
+        tokens,
+    )
+    demands = {each.name: each for each in problem(config, nodes_of(config)).demands}
+    assert demands["b"].kv_bytes_per_token == found.shape.bytes_per_token == 2 * 2 * 2 * slot_bytes

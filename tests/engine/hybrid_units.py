@@ -18,7 +18,8 @@ from tests.engine.units import check_lengths, check_nothing_leaks, greedy, runni
 from tests.models import model_spec
 from tests.oracles import GreedyOracle
 
-BLOCK_BYTES = 2 * block_tokens(8) * 128 * 4
+BLOCK_TOKENS = block_tokens(8)
+"""Of the model with the widest heads."""
 NUM_BATCH, NUM_URGENT = 3, 4
 """Batch requests of a model, and interactive ones of a wave."""
 NUM_BLOCKS = 330
@@ -37,6 +38,7 @@ def hybrid_spec(
     max_seqs: int = 16,
     workers: tuple[WorkerSpec, ...] = (WorkerSpec(0, (1.0,)),),
     host_frames: int = 4,
+    kv_dtype: str = "auto",
 ) -> UnitSpec:
     """host_frames: for each block of the pool."""
     models = tuple(
@@ -46,6 +48,7 @@ def hybrid_spec(
             max_seqs=max_seqs,
             max_model_len=scaled(128, 8),
             prefix_caching=prefix_caching,
+            kv_dtype=kv_dtype,
         )
         for name, path in directories.items()
     )
@@ -53,7 +56,7 @@ def hybrid_spec(
         unit_id="unit-0",
         models=models,
         num_blocks=num_blocks,
-        block_bytes=BLOCK_BYTES,
+        block_bytes=BLOCK_TOKENS * max(2 * model.shape.slot_bytes for model in models),
         workers=workers,
         scheduler=SchedulerSpec(
             lane=lane,

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
@@ -28,15 +29,23 @@ def spec_of(
     lane: str = "adbs",
     partition: str = "threads",
     max_seqs: int = 16,
+    kv_dtypes: Sequence[str] = (),
 ) -> UnitSpec:
     """A unit of the models in `directories`, named after them.
 
     num_columns: size of the pool in columns of the largest model. A block holds 8 tokens of the
-    model with the widest heads, so that tiny requests grow by several columns.
+    model with the widest heads, so that tiny requests grow by several columns. kv_dtypes: of each
+    model; by default all keys and values are in its dtype.
     """
     models = tuple(
-        model_spec(path, path.name, max_seqs=max_seqs, max_model_len=scaled(256, 8))
-        for path in directories
+        model_spec(
+            path,
+            path.name,
+            max_seqs=max_seqs,
+            max_model_len=scaled(256, 8),
+            kv_dtype=kv_dtype,
+        )
+        for path, kv_dtype in zip(directories, chain(kv_dtypes, repeat("auto")), strict=False)
     )
     half = (0.5,)
     workers: tuple[WorkerSpec, ...] = (
@@ -49,7 +58,7 @@ def spec_of(
         unit_id="unit-0",
         models=models,
         num_blocks=num_columns * max(m.shape.blocks_per_column for m in models),
-        block_bytes=block_tokens(8) * max(2 * m.shape.head_dim * m.shape.itemsize for m in models),
+        block_bytes=block_tokens(8) * max(2 * m.shape.slot_bytes for m in models),
         workers=workers,
         scheduler=SchedulerSpec(lane=lane, token_budget=64, quota_period_s=1e4),
         partition=partition,

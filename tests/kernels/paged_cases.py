@@ -9,11 +9,29 @@ from torch import Tensor
 from tests.blocks import block_tokens
 
 
+def slot_bytes(head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of a key or value; of int8 with a scale in fp32 behind it."""
+    return head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0)
+
+
+def stored(numbers: Tensor, kv_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """Bytes in which keys or values [..., head_dim] are stored, and what they stand for (fp64)."""
+    if kv_dtype is None:
+        return numbers.contiguous().view(torch.uint8), numbers.double()
+    if kv_dtype == torch.float8_e4m3fn:
+        near = numbers.to(kv_dtype)
+        return near.view(torch.uint8), near.double()
+    scale = (numbers.double().abs().amax(-1, keepdim=True) / 127).float()
+    near = (numbers.double() / scale).round().clamp(-127, 127).to(torch.int8)
+    return torch.cat((near, scale.view(torch.int8)), -1).view(torch.uint8), near * scale.double()
+
+
 @dataclass
 class PagedCase:
     """Sequences of known keys and values, laid out in a pool whose other bytes are NaN.
 
-    keys, values: per table row, float64 [length, kv_heads, head_dim], rounded to `dtype`.
+    keys, values: per table row, float64 [length, kv_heads, head_dim], as stored: rounded to
+    `dtype`, or to `kv_dtype` if there is one.
     """
 
     pool: Tensor
@@ -22,18 +40,23 @@ class PagedCase:
     dtype: torch.dtype
     head_dim: int
     block_tokens: int
+    kv_dtype: torch.dtype | None = None
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
 
     def place(self, table_row: int, head: int, position: int, half: int) -> Tensor:
-        """The pool's memory [head_dim] of one token's key (half 0) or value (half 1)."""
+        """The pool's numbers [head_dim] of one token's key (half 0) or value (half 1)."""
+        return self.slot(table_row, head, position, half).view(self.dtype)
+
+    def slot(self, table_row: int, head: int, position: int, half: int) -> Tensor:
+        """The pool's bytes of one token's key (half 0) or value (half 1), uint8."""
         column, offset = divmod(position, self.block_tokens)
         if self.from_right[table_row]:
             offset = self.block_tokens - 1 - offset
-        token_bytes = self.head_dim * self.dtype.itemsize
+        token_bytes = slot_bytes(self.head_dim, self.kv_dtype or self.dtype)
         start = half * (self.pool.shape[1] // 2) + offset * token_bytes
         block = self.pool[int(self.table[table_row, head, column])]
-        return block[start : start + token_bytes].view(self.dtype)
+        return block[start : start + token_bytes]
 
     def turn(self, table_row: int, num_columns: int) -> None:
         """Lay the tokens of the first columns, all full, out as the other side would."""
@@ -42,7 +65,7 @@ class PagedCase:
                 for half in (0, 1):
                     start = column * self.block_tokens
                     places = [
-                        self.place(table_row, head, start + offset, half)
+                        self.slot(table_row, head, start + offset, half)
                         for offset in range(self.block_tokens)
                     ]
                     tokens = [place.clone() for place in reversed(places)]
@@ -81,17 +104,19 @@ def empty_case(
     *,
     dtype: torch.dtype = torch.float32,
     rights: list[bool] | None = None,
+    kv_dtype: torch.dtype | None = None,
     block: int | None = None,
 ) -> PagedCase:
     """Tables for the lengths over a pool of nothing but NaN, blocks in random order.
 
     block: tokens of a block at head_dim 128 (`policy.block_tokens`).
     """
-    half = 128 * (block or block_tokens(16))
-    width = half // head_dim // 8 * 8
+    half = 128 * (block or block_tokens(16)) * dtype.itemsize
+    width = half // slot_bytes(head_dim, kv_dtype or dtype)
+    width = width if kv_dtype == torch.int8 else width // 8 * 8
     columns = [-(-length // width) for length in lengths]
     num_blocks = sum(columns) * kv_heads + 5
-    pool = torch.full((num_blocks, 2 * half * dtype.itemsize), 0xFF, dtype=torch.uint8)
+    pool = torch.full((num_blocks, 2 * half), 0xFF, dtype=torch.uint8)
     # Layer 1 of 2: the kernels see a strided view. Entries not in use are no block's id.
     tables = torch.full((len(lengths), 2, kv_heads, max(columns) + 2), 2**30, dtype=torch.int32)
     ids = iter(np.random.default_rng(0).permutation(num_blocks).tolist())
@@ -100,7 +125,7 @@ def empty_case(
             for column in range(num_columns):
                 tables[table_row, 1, head, column] = next(ids)
     from_right = torch.tensor(rights or [False] * len(lengths))
-    return PagedCase(pool, tables[:, 1], from_right, dtype, head_dim, width)
+    return PagedCase(pool, tables[:, 1], from_right, dtype, head_dim, width, kv_dtype)
 
 
 def filled_case(lengths: list[int], kv_heads: int, head_dim: int, **options) -> PagedCase:
@@ -110,11 +135,11 @@ def filled_case(lengths: list[int], kv_heads: int, head_dim: int, **options) -> 
     for table_row, length in enumerate(lengths):
         for half, store in enumerate((case.keys, case.values)):
             numbers = torch.from_numpy(rng.standard_normal((length, kv_heads, head_dim)))
-            rounded = numbers.to(case.dtype)
-            store.append(rounded.double())
+            slots, rounded = stored(numbers.to(case.dtype), case.kv_dtype)
+            store.append(rounded)
             for position in range(length):
                 for head in range(kv_heads):
-                    case.place(table_row, head, position, half).copy_(rounded[position, head])
+                    case.slot(table_row, head, position, half).copy_(slots[position, head])
     return case
 
 

@@ -1,5 +1,7 @@
 """The plan of a decode step over prefix groups, against dense float64 attention."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -24,12 +26,13 @@ def planned(
     block_tokens: int,
     scale: float,
     soft_cap: float | None = None,
+    kv_dtype: torch.dtype | None = None,
     query_offsets: Tensor | None = None,
 ) -> Tensor:
     """A `PrefixPlan` with the signature of `prefix_attention`; it is asked for the second layer."""
     assert query_offsets is None
     rows, heads, head_dim = query.shape
-    halves = half_rows(pool, query.dtype, block_tokens, head_dim)
+    halves = half_rows(pool, kv_dtype or query.dtype, block_tokens, head_dim)
     grouped = query.view(rows, table.shape[1], -1, head_dim)
     tables = torch.stack((torch.zeros_like(table), table), dim=1)
     wide = (each.long() for each in (table_rows, lengths))
@@ -48,6 +51,18 @@ def test_odd_lengths_behind_prefixes(head_dim: int, dtype: torch.dtype) -> None:
     tails = [1, block - 1, block, block + 1]
     groups = [decodes(3, *tails), decodes(0, *tails), decodes(1, block), decodes(2)]
     check(planned, grouped_case(groups, 2, head_dim, dtype=dtype), heads=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
+def test_keys_and_values_in_8_bits(kv_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    options = {"dtype": dtype, "kv_dtype": kv_dtype}
+    block = grouped_case([decodes(0, 1)], 1, 64, **options).case.block_tokens
+    tails = [1, block - 1, block, block + 1]
+    case = grouped_case(
+        [decodes(3, *tails), decodes(0, *tails), decodes(1, block)], 2, 64, **options
+    )
+    check(partial(planned, kv_dtype=kv_dtype), case, heads=4)
 
 
 @pytest.mark.parametrize("group", [1, 4, 7])

@@ -1,5 +1,7 @@
 """Blocks of sequences: as many as hold them, whatever they are of."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +38,7 @@ HYBRID = ModelShape.from_hf_config(
         "mamba_n_groups": 1,
     }
 )
+INT8, FP8 = (replace(SHAPES["opt-13b"], kv_dtype=each) for each in ("int8", "fp8_e4m3"))
 
 
 def test_attention_alone_is_divided_by_layer_and_head() -> None:
@@ -60,7 +63,7 @@ def test_a_hybrid_wastes_little_at_its_mean_length(num_tokens: int) -> None:
 
 
 @given(
-    shape=st.sampled_from([MAMBA, HYBRID, SHAPES["opt-13b"]]),
+    shape=st.sampled_from([MAMBA, HYBRID, SHAPES["opt-13b"], INT8, FP8]),
     itemsize=st.sampled_from([2, 4]),
     block_bytes=st.sampled_from([4096, BLOCK, 32768]),
     mean=st.integers(0, 5000),
@@ -72,4 +75,4 @@ def test_blocks_hold_the_sequence(shape, itemsize, block_bytes, mean, num_tokens
         held = found.num_blocks(num_tokens) * block_bytes
         assert held >= shape.sequence_bytes(num_tokens, itemsize)
     else:
-        assert block_bytes // (2 * found.head_dim * itemsize) < 8
+        assert block_bytes // (2 * shape.kv_format(itemsize).slot_bytes(found.head_dim)) < 8

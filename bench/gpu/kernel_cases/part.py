@@ -10,6 +10,7 @@ if __name__ == "__main__":
 
 from bench.gpu.kernel_cases import quantised
 from bench.gpu.kernel_cases.correct import attention as correct_attention
+from bench.gpu.kernel_cases.correct import rounded_kv
 from bench.gpu.kernel_cases.correct import rows as correct_rows
 from bench.gpu.kernel_cases.speed import attention as speed_attention
 from bench.gpu.kernel_cases.speed import prefix as speed_prefix
@@ -18,7 +19,7 @@ from bench.gpu.kernel_cases.speed import sample as speed_sample
 from bench.gpu.running.isolated import run_here
 from bench.gpu.running.run import Run
 
-CORRECT = correct_attention.PARTS | correct_rows.PARTS | quantised.CORRECT
+CORRECT = correct_attention.PARTS | rounded_kv.PARTS | correct_rows.PARTS | quantised.CORRECT
 SPEED = (
     speed_attention.PARTS
     | speed_prefix.PARTS

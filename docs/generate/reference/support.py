@@ -41,6 +41,10 @@ _REFUSALS = (
         "the same model in 16 bits, or in [another method](../guides/quantised.md), as safetensors",
     ),
     (
+        "`kv_dtype` of a dense model, or of one with states",
+        "[`auto`](../guides/quantised.md#keys-and-values), the default",
+    ),
+    (
         "LoRA, images and audio in messages",
         "400 `unsupported_parameter`; not yet",
     ),

@@ -47,6 +47,12 @@ _METHODS: Mapping[str, str | None] = {
     "gptq_marlin": None,
     "compressed-tensors": None,
 }
+# vLLM's types of keys and values that are stored here too; its FP8 is e4m3
+_KV_DTYPES: Mapping[str, str | None] = {
+    "auto": None,
+    "fp8": "fp8_e4m3",
+    "fp8_e4m3": "fp8_e4m3",
+}
 
 
 def _one_of(known: Mapping[str, str | None]) -> Callable[[str], str | None]:
@@ -73,6 +79,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[str], Any]]] = MappingProxyType(
         "--tool-call-parser": ("tool_format", _one_of(_TOOL_PARSERS)),
         "--reasoning-parser": ("reasoning", _one_of(_REASONING_PARSERS)),
         "--quantization": ("quantize", _one_of(_METHODS)),
+        "--kv-cache-dtype": ("kv_dtype", _one_of(_KV_DTYPES)),
     }
 )
 _CODE = "--trust-remote-code"

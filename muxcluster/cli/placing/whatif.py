@@ -3,15 +3,22 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from muxcluster.config.facts import ModelFacts, known_facts, quantised, read_facts
+from muxcluster.config.facts import (
+    ModelFacts,
+    known_facts,
+    quantised,
+    read_facts,
+    with_kv_dtype,
+)
 from muxcluster.config.load import Config, ConfiguredModel
 from muxcluster.config.problems import first_problem
 from muxcluster.config.schema import FileSection, ModelSection, NodeSection
 from muxcluster.core.errors import ConfigError
+from muxcluster.core.kvshape import KvDtype
 from muxcluster.core.residency import Residency
 from muxcluster.placement.names import nearest
 from muxcluster.placement.shapes.known import SHAPES
@@ -31,7 +38,7 @@ _KEYS = {
 _WHOLE = ("max_model_len", "max_seqs")
 FORMS = (
     "add:NAME,rate=2 or remove:NAME or rate:NAME=5 or rate:NAME=x2 or batch:NAME=2e9 or "
-    "gpus:NODE=4 or residency:NAME=on-demand or quantize:NAME=int8"
+    "gpus:NODE=4 or residency:NAME=on-demand or quantize:NAME=int8 or kv_dtype:NAME=int8"
 )
 
 
@@ -169,7 +176,25 @@ def _quantize(config: Config, text: str) -> Config:
         raise _Refused(str(error)) from error
     if facts.shape.weights is not None and model.section.backend == "dense":
         raise _Refused("the dense backend runs no quantised weights")
+    facts = _stored(facts, model.section)
     return _with_setting(config, model, "quantize", value, facts)
+
+
+def _kv_dtype(config: Config, text: str) -> Config:
+    """ "chat=int8", "chat=auto"."""
+    model, value = _chosen(config, text, "kv_dtype", get_args(KvDtype))
+    if value != "auto" and model.section.backend == "dense":
+        raise _Refused("the dense backend keeps keys and values in the model's dtype")
+    section = ModelSection.model_validate({**model.section.model_dump(), "kv_dtype": value})
+    return _with_setting(config, model, "kv_dtype", value, _stored(model.facts, section))
+
+
+def _stored(facts: ModelFacts, section: ModelSection) -> ModelFacts:
+    """Return the facts with keys and values stored as the section asks."""
+    try:
+        return with_kv_dtype(facts, section.kv_dtype)
+    except ShapeError as error:
+        raise _Refused(str(error)) from error
 
 
 def _chosen(
@@ -233,4 +258,5 @@ _VERBS: Mapping[str, Callable[[Config, str], Config]] = {
     "gpus": _gpus,
     "residency": _residency,
     "quantize": _quantize,
+    "kv_dtype": _kv_dtype,
 }

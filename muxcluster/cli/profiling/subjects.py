@@ -8,7 +8,7 @@ from typing import TypeVar
 import typer
 
 from muxcluster.config.load import Config, ConfiguredModel
-from muxcluster.config.planner_input import nodes_of
+from muxcluster.config.planner_input import ITEMSIZE, nodes_of
 from muxcluster.config.planning import plan_for
 from muxcluster.config.schema import ClusterSection
 from muxcluster.config.units import unit_specs
@@ -162,8 +162,8 @@ def _alone(
 
 
 def check_itemsizes(config: Config, subjects: Sequence[Subject]) -> int:
-    """Return the bytes of an element in all subjects. Raises ConfigError if they differ."""
-    first, *others = sorted({subject.spec.models[0].shape.itemsize for subject in subjects})
+    """Return the bytes of an element of all subjects' dtypes. Raises ConfigError if they differ."""
+    first, *others = sorted({ITEMSIZE[subject.spec.models[0].dtype] for subject in subjects})
     if others:
         message = "their dtypes differ in size: profile them apart, with --models"
         raise ConfigError(config.file, "models", message)

@@ -128,6 +128,8 @@ def _rows(judged: Judged, unit: PlannedUnit) -> list[list[_Cell]]:
 def _row(
     judged: Judged, unit: PlannedUnit, model: PlannedModel, expected: ModelReport | None
 ) -> list[_Cell]:
+    kv_dtype = judged.demands[model.name].shape.kv_dtype
+    stored = "" if kv_dtype == "auto" else f" in {kv_dtype}"
     quota = gib_text(model.quota_blocks * judged.block_bytes(unit))
     most = _UNKNOWN if expected is None else str(expected.max_batch)
     return [
@@ -136,7 +138,7 @@ def _row(
         _Cell(percent_text(model.prefill_sm)),
         _Cell(percent_text(model.decode_sm)),
         _Cell(f"{model.batch:.1f} / {most}"),
-        _Cell(f"{quota}, {judged.tokens(unit, model):,}"),
+        _Cell(f"{quota}, {judged.tokens(unit, model):,}{stored}"),
         *_late_cells(expected),
         _residency_cell(expected),
     ]

@@ -34,7 +34,8 @@ class PlannedAttention:
         halves = self._halves
         if halves is None:
             block_tokens = self._arena.block_tokens
-            halves = half_rows(self._pool, key.dtype, block_tokens, key.shape[-1])
+            kv_dtype = self._arena.kv_dtype or key.dtype
+            halves = half_rows(self._pool, kv_dtype, block_tokens, key.shape[-1])
             self._halves = halves
             arena, batch = self._arena, self._batch
             where = (arena.tables, batch.token_rows, batch.positions)

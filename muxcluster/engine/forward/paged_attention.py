@@ -26,7 +26,8 @@ class PagedAttention:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
         """Write the new keys and values into the pool, then attend over it.
 
-        Rows that start at position 0 attend to the new keys themselves where that is faster.
+        Rows that start at position 0 attend to the new keys themselves where that is faster and the
+        pool holds the same: not rounded ones.
         """
         arena, batch = self.arena, self.batch
         table = arena.tables[:, call.layer]
@@ -39,6 +40,7 @@ class PagedAttention:
             batch.positions,
             arena.from_right,
             arena.block_tokens,
+            kv_dtype=arena.kv_dtype,
         )
         return by_kind(
             query,
@@ -59,7 +61,8 @@ class PagedAttention:
         fresh = self.batch.fresh
         assert fresh is not None
         query, key, value = heads
-        if not takes_prompts(query, key, call.scale, call.soft_cap):
+        is_rounded = self.arena.kv_dtype is not None
+        if is_rounded or not takes_prompts(query, key, call.scale, call.soft_cap):
             return self._many(picked(query, tokens), fresh.rows, call)
         return prompt_attention(
             picked(query, tokens),
@@ -87,6 +90,7 @@ class PagedAttention:
                 block_tokens=self.arena.block_tokens,
                 scale=call.scale,
                 soft_cap=call.soft_cap,
+                kv_dtype=self.arena.kv_dtype,
             )
         return paged_decode(
             query,
@@ -99,6 +103,7 @@ class PagedAttention:
             scale=call.scale,
             sliding_window=call.sliding_window,
             soft_cap=call.soft_cap,
+            kv_dtype=self.arena.kv_dtype,
         )
 
 
@@ -149,4 +154,5 @@ def attend_many(
         scale=call.scale,
         sliding_window=call.sliding_window,
         soft_cap=call.soft_cap,
+        kv_dtype=arena.kv_dtype,
     )

@@ -24,8 +24,8 @@ def load(
     """Load the model on its backend; log which and why.
 
     is_checked: as of `load_model`; a dense model is run all the same. Raises LoadError as
-    `load_model` and `load_dense`, and if a dense model is to be divided over ranks; ValueError for
-    an unknown backend.
+    `load_model` and `load_dense`, and if a dense model is to be divided over ranks, or to keep keys
+    and values in 8 bits; ValueError for an unknown backend.
     """
     if spec.backend not in BACKENDS:
         raise ValueError(f"unknown backend {spec.backend!r}: one of {', '.join(BACKENDS)}")
@@ -40,9 +40,20 @@ def load(
         else:
             logger.info("%s: paged backend: its layers use the attention interface", spec.name)
             return model
+    if spec.kv_dtype != "auto":
+        raise _keeps_kv(spec, reason)
     if group is not None:
         message = f"only the paged backend divides a model over GPUs, and not this one: {reason}"
         raise LoadError(Path(spec.path, "config.json"), message)
     dense = load_dense(spec, device)
     logger.info("%s: dense backend: %s", spec.name, reason)
     return dense
+
+
+def _keeps_kv(spec: ModelSpec, reason: str) -> LoadError:
+    """Return the refusal of `kv_dtype` for a model that needs the dense backend, and why."""
+    message = (
+        f"kv_dtype {spec.kv_dtype} needs the paged backend; the dense one keeps keys and values in "
+        f"the model's dtype: {reason}"
+    )
+    return LoadError(Path(spec.path, "config.json"), message)

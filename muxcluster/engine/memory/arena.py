@@ -2,7 +2,7 @@
 
 import math
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,8 +11,14 @@ from torch import Tensor
 
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.memory.pinning import pinned_zeros
+from muxcluster.kernels.layout import slot_bytes
 
 POOL, HOST = "pool", "host"
+
+_KV_DTYPES: Mapping[str, torch.dtype] = {
+    "int8": torch.int8,
+    "fp8_e4m3": torch.float8_e4m3fn,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +32,8 @@ class ModelArena:
     # bool [num_rows], True where a sequence fills its blocks from the last place
     from_right: Tensor
     block_tokens: int  # token places of a block for this model
+    # How keys and values are stored, as `kernels.layout` takes it; None: in the model's dtype
+    kv_dtype: torch.dtype | None = None
 
 
 # Returns memory for a name, shape and type: "host" in host memory, all else where models run.
@@ -45,7 +53,8 @@ class Arena:
     def __init__(self, spec: UnitSpec, take: Take | None = None) -> None:
         """take: allocates the memory; its contents are left as they are.
 
-        Raises ValueError where a model's tokens do not fit `spec.block_bytes`.
+        Raises ValueError where a model's tokens do not fit `spec.block_bytes`, or its `shape`
+        counts other bytes than its `kv_dtype` takes.
         """
         take = take or partial(allocate, torch.device(spec.device))
         self.pool = take(POOL, (spec.num_blocks, spec.block_bytes), torch.uint8)
@@ -69,7 +78,20 @@ def _model_arena(spec: ModelSpec, block_bytes: int, take: Take) -> ModelArena:
         history=take(f"{spec.name}/history", history, torch.int32),
         from_right=take(f"{spec.name}/from_right", (spec.num_rows,), torch.bool),
         block_tokens=block_tokens,
+        kv_dtype=_kv_dtype(spec),
     )
+
+
+def _kv_dtype(spec: ModelSpec) -> torch.dtype | None:
+    if spec.kv_dtype == "auto":
+        return None
+    found = _KV_DTYPES[spec.kv_dtype]
+    taken, counted = slot_bytes(found, spec.shape.head_dim), spec.shape.slot_bytes
+    if taken != counted:
+        raise ValueError(
+            f"{spec.name}: a key in {spec.kv_dtype} takes {taken} bytes, its shape counts {counted}"
+        )
+    return found
 
 
 def allocate(device: torch.device, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -144,8 +144,7 @@ class UnitCopies:
         self._transfer = transfer or chosen(arena.pool, arena.host)
         self._sizes = {
             model.name: SlotSizes(
-                model.shape.head_dim * model.shape.itemsize,
-                model.shape.block_tokens(spec.block_bytes),
+                model.shape.slot_bytes, model.shape.block_tokens(spec.block_bytes)
             )
             for model in spec.models
         }

@@ -166,7 +166,7 @@ def suits(tables: Tensor, halves: Tensor, query: Tensor) -> bool:
     """Return whether a `DirectPlan` can read this pool, and is the faster way for so many rows."""
     return (
         len(query) >= MIN_ROWS
-        and query.dtype == torch.float32
+        and query.dtype == halves.dtype == torch.float32
         and not query.is_cuda
         and tables.is_contiguous()
         and halves.is_contiguous()

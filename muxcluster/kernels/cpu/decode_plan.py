@@ -14,7 +14,7 @@ from muxcluster.kernels.cpu.decode_rows import (
     ordered_like,
     softmax,
 )
-from muxcluster.kernels.layout import token_positions
+from muxcluster.kernels.layout import read_halves, token_positions
 
 # Gathered K and V stay below this, so that they are still in the cache when they are read.
 GROUP_BYTES = 4 << 20
@@ -155,10 +155,10 @@ def _attend(
 ) -> Tensor:
     """Return attention [rows, heads, group, head_dim] of a part; query likewise."""
     shape, head_dim = query.shape, query.shape[-1]
-    gathered = halves.index_select(0, part.ids[layer]).view(-1, head_dim)
+    gathered = read_halves(halves, part.ids[layer], head_dim)
     if len(part.unwritten):
         gathered.index_fill_(0, part.unwritten, 0.0)
-    if gathered.dtype.itemsize < 4:
+    if query.dtype.itemsize < 4:
         query, gathered = query.float(), gathered.float()
     keys, values = gathered.view(2, shape[0] * shape[1], -1, head_dim)
     flat = query.flatten(0, 1)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from muxcluster.kernels.cpu.decode_plans import decode_plan
 from muxcluster.kernels.cpu.decode_rows import softmax
+from muxcluster.kernels.layout import read_halves
 
 # Keys and values of a prefix are gathered in parts below this, so that they stay in the cache.
 PART_BYTES = 8 << 20
@@ -108,8 +109,8 @@ def _attend(
     Queries and attention: [rows, kv_heads, group, head_dim]; logarithms: [rows, kv_heads, group].
     """
     rows, kv_heads, group, head_dim = query.shape
-    keys, values = halves.index_select(0, ids).view(2, kv_heads, -1, head_dim)
-    if keys.dtype.itemsize < 4:
+    keys, values = read_halves(halves, ids, head_dim).view(2, kv_heads, -1, head_dim)
+    if query.dtype.itemsize < 4:
         query, keys, values = query.float(), keys.float(), values.float()
     flat = query.transpose(0, 1).reshape(kv_heads, rows * group, head_dim) * scale
     scores = torch.bmm(flat, keys.transpose(1, 2))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from muxcluster.kernels.cpu.prefix_tiles import Tile
-from muxcluster.kernels.layout import token_positions
+from muxcluster.kernels.layout import read_halves, token_positions
 
 # Gathered keys and values, or scores, stay below this, so that they fit in the cache.
 PART_BYTES = 4 << 20
@@ -58,7 +58,7 @@ class PooledKeys:
     def gather(self, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return keys and values [n, tokens, head_dim] of blocks [n, columns] as they lie there."""
         ids = 2 * blocks.reshape(-1).long()
-        gathered = self.halves.index_select(0, torch.cat((ids, ids + 1)))
+        gathered = read_halves(self.halves, torch.cat((ids, ids + 1)), self.head_dim)
         keys, values = gathered.view(2, len(blocks), -1, self.head_dim).to(dtype)
         return keys, values
 

@@ -1,16 +1,18 @@
 """Writes new keys and values into the pool's blocks.
 
-A copy: one program moves a few heads of neighbouring tokens, so that a decode batch fills the
-device as well as a prompt does.
+A copy, or a rounding to 8 bits: one program moves a few heads of neighbouring tokens, so that a
+decode batch fills the device as well as a prompt does.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from muxcluster.kernels.kv_write import check_kv_write
-from muxcluster.kernels.layout import half_rows
-from muxcluster.kernels.triton_ops.parts.tiles import TABLE_STRIDES
+from muxcluster.kernels.layout import half_rows, stored_in
+from muxcluster.kernels.triton_ops.parts.rounded_kv import store_numbers
+from muxcluster.kernels.triton_ops.parts.tiles import SCALE_BYTES, TABLE_STRIDES
 from muxcluster.kernels.triton_ops.specimens.attention import attention_specimen, pool_block
 from muxcluster.kernels.triton_ops.specimens.specimen import ALL, HOPPER, Specimen
 
@@ -41,6 +43,7 @@ def write_kernel(
     ITEMS: tl.constexpr,
 ):
     """Item i is KV head i % KV_HEADS of token i // KV_HEADS. HALF: elements of half a block."""
+    SLOT: tl.constexpr = HEAD_DIM + (SCALE_BYTES if pool.dtype.element_ty == tl.int8 else 0)
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
     is_item = item < items
     token = (item // KV_HEADS).to(tl.int64)
@@ -61,9 +64,11 @@ def write_kernel(
     block = tl.load(table + column, mask=is_item, other=0).to(tl.int64)
     offset = position % BLOCK_TOKENS
     offset = tl.where(right, BLOCK_TOKENS - 1 - offset, offset)
-    pool += (block * (2 * HALF) + offset * HEAD_DIM)[:, None] + places[None, :]
-    tl.store(pool, keys, mask=inside)
-    tl.store(pool + HALF, values, mask=inside)
+    slots = block * (2 * HALF) + offset * SLOT
+    scales_at = pool + slots + HEAD_DIM
+    pool += slots[:, None] + places[None, :]
+    store_numbers(pool, scales_at, keys, inside, is_item)
+    store_numbers(pool + HALF, scales_at + HALF, values, inside, is_item)
 
 
 def kv_write(
@@ -75,11 +80,13 @@ def kv_write(
     positions: Tensor,
     from_right: Tensor,
     block_tokens: int,
+    *,
+    kv_dtype: torch.dtype | None = None,
 ) -> None:
     """As `muxcluster.kernels.kv_write.kv_write`, on the tensors' device, without waiting for it."""
     check_kv_write(key, value, table, table_rows, positions, from_right)
     tokens, kv_heads, head_dim = key.shape
-    halves = half_rows(pool, key.dtype, block_tokens, head_dim)
+    halves = half_rows(pool, stored_in(key, kv_dtype), block_tokens, head_dim)
     items = tokens * kv_heads
     if not items:
         return
@@ -110,10 +117,11 @@ def _specimen(
     kv_heads: int,
     block: int = 16,
     capabilities: tuple[int, ...] = ALL,
+    stored: str = "",
 ) -> Specimen:
-    """A kernel for pools with `policy.block_tokens: block`."""
+    """A kernel for pools with `policy.block_tokens: block`. stored: as of `pool_block`."""
     strides = {f"{what}_{of}_stride" for what in ("key", "value") for of in ("token", "head")}
-    half, block_tokens = pool_block(block, head_dim)
+    half, block_tokens = pool_block(block, head_dim, stored)
     constants = {
         "KV_HEADS": kv_heads,
         "HEAD_DIM": head_dim,
@@ -122,9 +130,9 @@ def _specimen(
         "BLOCK_TOKENS": block_tokens,
         "ITEMS": ITEMS,
     }
-    types = dict.fromkeys(("pool", "key", "value"), f"*{dtype}")
+    types = dict.fromkeys(("key", "value"), f"*{dtype}") | {"pool": f"*{stored or dtype}"}
     return attention_specimen(
-        f"kv_write {dtype} d{head_dim} h{kv_heads} b{block}",
+        f"kv_write {dtype} d{head_dim} h{kv_heads} b{block} {stored}".rstrip(),
         write_kernel,
         types,
         constants,
@@ -143,4 +151,7 @@ SPECIMENS: tuple[Specimen, ...] = (
     _specimen("bf16", 128, 8, 32, HOPPER),
     _specimen("bf16", 128, 8, 64, HOPPER),
     _specimen("bf16", 80, 32, 64, HOPPER),
+    _specimen("bf16", 128, 8, stored="i8"),
+    _specimen("fp16", 64, 12, stored="u8"),
+    _specimen("bf16", 80, 32, stored="i8", capabilities=HOPPER),
 )

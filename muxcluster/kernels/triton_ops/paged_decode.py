@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from muxcluster.kernels.layout import half_rows
+from muxcluster.kernels.layout import half_rows, stored_in
 from muxcluster.kernels.paged_decode import check_paged_decode
 from muxcluster.kernels.triton_ops.parts.attend_span import attend_span
+from muxcluster.kernels.triton_ops.parts.rounded_kv import readable
 from muxcluster.kernels.triton_ops.parts.splits import (
     SPLIT_TOKENS,
     bounds_of_split,
@@ -34,7 +35,13 @@ from muxcluster.kernels.triton_ops.parts.tiles import (
     score_factors,
 )
 from muxcluster.kernels.triton_ops.specimens.attention import attention_specimen, pool_block
-from muxcluster.kernels.triton_ops.specimens.specimen import ALL, HOPPER, Specimen
+from muxcluster.kernels.triton_ops.specimens.specimen import (
+    ALL,
+    AMPERE,
+    CONVERTING,
+    HOPPER,
+    Specimen,
+)
 
 # Tiles of keys and values that a program waits for at a time. Two of 32 KiB in three programs fill
 # the memory pipeline of a multiprocessor.
@@ -133,6 +140,7 @@ def paged_decode(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    kv_dtype: torch.dtype | None = None,
     num_splits: int | None = None,
     split_tokens: int = SPLIT_TOKENS,
     tile_tokens: int | None = None,
@@ -150,7 +158,7 @@ def paged_decode(
     kv_heads, max_tokens = table.shape[1], table.shape[2] * block_tokens
     if num_splits is None:
         num_splits = choose_splits(rows, kv_heads, max_tokens, query.device)
-    halves = half_rows(pool, query.dtype, block_tokens, head_dim)
+    halves = readable(half_rows(pool, stored_in(query, kv_dtype), block_tokens, head_dim))
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not output.numel():
         return output
@@ -218,13 +226,14 @@ def _specimens(
     is_split: bool = False,
     limited: bool = False,
     capabilities: tuple[int, ...] = ALL,
+    stored: str = "",
 ) -> Iterator[Specimen]:
     """Kernels of models of this shape with `policy.block_tokens: block`.
 
-    limited: with a sliding window and a cap.
+    limited: with a sliding window and a cap. stored: as of `pool_block`.
     """
     exact = torch.float32 if dtype == "fp32" else torch.bfloat16
-    half, block_tokens = pool_block(block, head_dim)
+    half, block_tokens = pool_block(block, head_dim, stored)
     tile, stages = choose_tile(head_dim, exact, block_tokens)
     shape = span_constants(head_dim, tile, SPLIT_TOKENS, block_tokens, limited)
     constants = shape | {
@@ -241,11 +250,11 @@ def _specimens(
         "output": "*fp32" if is_split else element,
         "sums": "*fp32" if is_split else element,
         "query": element,
-        "pool": element,
+        "pool": f"*{stored or dtype}",
     }
     strides = {"query_row_stride", "query_head_stride"}
     yield attention_specimen(
-        f"paged_decode {words}",
+        f"paged_decode {words} {stored}".rstrip(),
         decode_kernel,
         types,
         constants,
@@ -253,7 +262,7 @@ def _specimens(
         capabilities,
         num_stages=stages,
     )
-    if is_split and block == 16:  # other blocks change numbers in it alone
+    if is_split and block == 16 and not stored:  # other blocks change numbers in it alone
         types = {"output": element, "partial": "*fp32", "sums": "*fp32"}
         name = f"paged_decode merge {words}"
         yield attention_specimen(name, merge_kernel, types, shape, set(), capabilities)
@@ -279,5 +288,12 @@ SPECIMENS: tuple[Specimen, ...] = tuple(
         _specimens("bf16", 80, 1, block=64, capabilities=HOPPER),
         _specimens("bf16", 256, 2, block=64, limited=True, capabilities=HOPPER),
         _specimens("fp32", 128, 4, block=64, capabilities=HOPPER),
+        _specimens("bf16", 128, 4, is_split=True, stored="i8"),
+        _specimens("bf16", 128, 4, is_split=True, capabilities=AMPERE, stored="u8"),
+        _specimens("bf16", 128, 4, is_split=True, capabilities=CONVERTING, stored="fp8e4nv"),
+        _specimens("fp16", 64, 8, limited=True, capabilities=HOPPER, stored="i8"),
+        _specimens("bf16", 80, 1, capabilities=HOPPER, stored="i8"),
+        _specimens("bf16", 128, 4, block=64, is_split=True, capabilities=HOPPER, stored="fp8e4nv"),
+        _specimens("bf16", 256, 2, capabilities=HOPPER, stored="fp8e4nv"),
     )
 )

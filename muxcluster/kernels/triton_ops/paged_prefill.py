@@ -18,10 +18,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from muxcluster.kernels.layout import half_rows
+from muxcluster.kernels.layout import half_rows, stored_in
 from muxcluster.kernels.paged_prefill import check_paged_prefill
 from muxcluster.kernels.triton_ops.parts.attend_prompt import attend_prompt
 from muxcluster.kernels.triton_ops.parts.prefill_tiling import Tiling, capability, choose_tiling
+from muxcluster.kernels.triton_ops.parts.rounded_kv import readable
 from muxcluster.kernels.triton_ops.parts.tiles import (
     TABLE_STRIDES,
     Keys,
@@ -29,7 +30,13 @@ from muxcluster.kernels.triton_ops.parts.tiles import (
     score_factors,
 )
 from muxcluster.kernels.triton_ops.specimens.attention import attention_specimen, pool_block
-from muxcluster.kernels.triton_ops.specimens.specimen import ALL, HOPPER, Specimen
+from muxcluster.kernels.triton_ops.specimens.specimen import (
+    ALL,
+    AMPERE,
+    CONVERTING,
+    HOPPER,
+    Specimen,
+)
 
 
 @triton.jit
@@ -136,6 +143,7 @@ def paged_prefill(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    kv_dtype: torch.dtype | None = None,
     tiling: Tiling | None = None,
 ) -> Tensor:
     """As `muxcluster.kernels.paged_prefill.paged_prefill`, on the tensors' device.
@@ -148,7 +156,7 @@ def paged_prefill(
     )
     tokens, heads, head_dim = query.shape
     rows = len(table_rows)
-    halves = half_rows(pool, query.dtype, block_tokens, head_dim)
+    halves = readable(half_rows(pool, stored_in(query, kv_dtype), block_tokens, head_dim))
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not output.numel():
         return output
@@ -157,7 +165,8 @@ def paged_prefill(
     kv_heads, group = table.shape[1], heads // table.shape[1]
     if tiling is None:
         members, major = triton.cdiv(tokens, rows) * group, capability(query.device)
-        tiling = choose_tiling(members, group, head_dim, query.dtype, major)
+        is_rounded = halves.dtype != query.dtype
+        tiling = choose_tiling(members, group, head_dim, query.dtype, major, is_rounded=is_rounded)
     prefill_kernel[tokens // (tiling.members // group) + rows, kv_heads](
         output,
         query,
@@ -204,15 +213,17 @@ def _specimens(
     members: int = 4096,
     limited: bool = False,
     capabilities: tuple[int, ...] = ALL,
+    stored: str = "",
 ) -> Iterator[Specimen]:
     """Kernels for chunks of so many members with `policy.block_tokens: block`.
 
-    limited: with a sliding window and a cap.
+    limited: with a sliding window and a cap. stored: as of `pool_block`.
     """
     exact = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
-    half, block_tokens = pool_block(block, head_dim)
+    half, block_tokens = pool_block(block, head_dim, stored)
     for major, numbers in ((8, (80,)), (9, (90, 100))):
-        tiling = choose_tiling(members, group, head_dim, exact, major)
+        is_rounded = bool(stored)
+        tiling = choose_tiling(members, group, head_dim, exact, major, is_rounded=is_rounded)
         sizes = f"m{tiling.members} n{tiling.keys}{' window cap' * limited} b{block}"
         constants = tile_constants(group, head_dim, tiling) | {
             "HALF": half,
@@ -223,9 +234,9 @@ def _specimens(
         wanted = tuple(each for each in numbers if each in capabilities)
         if wanted:
             yield attention_specimen(
-                f"paged_prefill sm_{major}x {dtype} d{head_dim} g{group} {sizes}",
+                f"paged_prefill sm_{major}x {dtype} d{head_dim} g{group} {sizes} {stored}".rstrip(),
                 prefill_kernel,
-                dict.fromkeys(("output", "query", "pool"), f"*{dtype}"),
+                dict.fromkeys(("output", "query"), f"*{dtype}") | {"pool": f"*{stored or dtype}"},
                 constants,
                 {"query_token_stride", "query_head_stride"},
                 wanted,
@@ -255,5 +266,10 @@ SPECIMENS: tuple[Specimen, ...] = tuple(
         _specimens("bf16", 80, 1, block=64, capabilities=HOPPER),
         _specimens("bf16", 256, 2, block=64, limited=True, capabilities=HOPPER),
         _specimens("fp32", 128, 4, block=64, capabilities=HOPPER),
+        _specimens("bf16", 128, 4, stored="i8"),
+        _specimens("bf16", 128, 4, members=64, capabilities=AMPERE, stored="u8"),
+        _specimens("bf16", 128, 4, members=64, capabilities=CONVERTING, stored="fp8e4nv"),
+        _specimens("fp16", 64, 8, limited=True, capabilities=HOPPER, stored="fp8e4nv"),
+        _specimens("bf16", 80, 1, members=64, capabilities=HOPPER, stored="i8"),
     )
 )

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from muxcluster.kernels.layout import half_rows
+from muxcluster.kernels.layout import half_rows, stored_in
 from muxcluster.kernels.prefix_attention import check_prefix_attention
 from muxcluster.kernels.triton_ops.parts.prefix_kernels import merge_kernel, prefix_kernel
 from muxcluster.kernels.triton_ops.parts.prefix_tiling import (
@@ -20,9 +20,16 @@ from muxcluster.kernels.triton_ops.parts.prefix_tiling import (
     kernel_constants,
     merge_constants,
 )
+from muxcluster.kernels.triton_ops.parts.rounded_kv import readable
 from muxcluster.kernels.triton_ops.parts.tiles import pipeline_stages, score_factors
 from muxcluster.kernels.triton_ops.specimens.attention import attention_specimen, pool_block
-from muxcluster.kernels.triton_ops.specimens.specimen import ALL, HOPPER, Specimen
+from muxcluster.kernels.triton_ops.specimens.specimen import (
+    ALL,
+    AMPERE,
+    CONVERTING,
+    HOPPER,
+    Specimen,
+)
 
 
 def prefix_attention(
@@ -38,6 +45,7 @@ def prefix_attention(
     block_tokens: int,
     scale: float,
     soft_cap: float | None = None,
+    kv_dtype: torch.dtype | None = None,
     query_offsets: Tensor | None = None,
     tiling: PrefixTiling | None = None,
 ) -> Tensor:
@@ -54,7 +62,7 @@ def prefix_attention(
     # cannot show to hold.
     grouped = (table, table_rows, lengths, from_right, group_offsets, prefix_lengths)
     check_prefix_attention(query, *grouped, soft_cap, query_offsets)
-    halves = half_rows(pool, query.dtype, block_tokens, query.shape[2])
+    halves = readable(half_rows(pool, stored_in(query, kv_dtype), block_tokens, query.shape[2]))
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not output.numel():
         return output
@@ -129,11 +137,12 @@ def _specimens(
     block: int = 16,
     capped: bool = False,
     capabilities: tuple[int, ...] = ALL,
+    stored: str = "",
 ) -> Iterator[Specimen]:
-    """Kernels of a model with `policy.block_tokens: block`."""
+    """Kernels of a model with `policy.block_tokens: block`. stored: as of `pool_block`."""
     tiling = choose_tiling(shape, 4096, _DTYPES[dtype], 1)
     tiling = replace(tiling, prefix_splits=4, distinct_splits=2)
-    half, block_tokens = pool_block(block, shape.head_dim)
+    half, block_tokens = pool_block(block, shape.head_dim, stored)
     constants = kernel_constants(shape, tiling) | {
         "HALF": half,
         "BLOCK_TOKENS": block_tokens,
@@ -142,9 +151,10 @@ def _specimens(
     words = f"{dtype} d{shape.head_dim} g{shape.group} q{tiling.prefix_queries}"
     words += f"/{tiling.distinct_queries}{' chunks' * (not shape.single)}{' cap' * capped}"
     element = f"*{dtype}"
-    types = {"partial": "*fp32", "sums": "*fp32", "query": element, "pool": element}
+    types = {"partial": "*fp32", "sums": "*fp32", "query": element}
+    types["pool"] = f"*{stored or dtype}"
     yield attention_specimen(
-        f"prefix {words} b{block}",
+        f"prefix {words} b{block} {stored}".rstrip(),
         prefix_kernel,
         types,
         constants,
@@ -174,6 +184,19 @@ _CALLS = (
     _specimens("bf16", PrefixShape(64, 64, 2, 32, 1, 96, single=True)),
     _specimens("bf16", PrefixShape(700, 64, 2, 8, 2, 256, single=False)),
     _specimens("fp32", PrefixShape(64, 64, 4, 8, 4, 128, single=True)),
+    _specimens("bf16", PrefixShape(256, 256, 16, 8, 4, 128, single=True), stored="i8"),
+    _specimens(
+        "bf16",
+        PrefixShape(256, 256, 16, 8, 4, 128, single=True),
+        capabilities=AMPERE,
+        stored="u8",
+    ),
+    _specimens(
+        "bf16",
+        PrefixShape(256, 256, 16, 8, 4, 128, single=True),
+        capabilities=CONVERTING,
+        stored="fp8e4nv",
+    ),
     _specimens("bf16", PrefixShape(256, 256, 16, 8, 4, 128, single=True), block=32),
     _specimens("bf16", PrefixShape(256, 256, 16, 8, 4, 128, single=True), block=64),
     _specimens(

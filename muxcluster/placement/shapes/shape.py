@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from muxcluster.core.kvshape import KvDtype, KvFormat, kv_format
 from muxcluster.placement.shapes.config_values import ShapeError
 from muxcluster.placement.shapes.hf_config import shape_fields
 from muxcluster.placement.shapes.weight_format import WeightFormat
@@ -48,6 +49,7 @@ class ModelShape:
     state_params: int = 0
     state_size: int = 0  # elements of the states of one sequence, of all layers
     weights: WeightFormat | None = None  # of the layers' linears; None: elements as all others
+    kv_dtype: KvDtype = "auto"  # of keys and values; "auto": elements as all others
 
     @classmethod
     def from_hf_config(cls, source: Path | str | Mapping[str, Any]) -> "ModelShape":
@@ -110,9 +112,14 @@ class ModelShape:
         touched = self.touched_params(num_tokens)
         return self._bytes(touched, touched - self.vocab_size * self.hidden_size, itemsize)
 
+    def kv_format(self, itemsize: int) -> KvFormat:
+        """How keys and values are stored. itemsize: bytes of an element of the model's dtype."""
+        return kv_format(self.kv_dtype, itemsize)
+
     def kv_bytes_per_token(self, itemsize: int) -> int:
-        """Keys and values of one token over all layers."""
-        return 2 * self.num_attention_layers * self.num_kv_heads * self.head_dim * itemsize
+        """Keys and values of one token over all layers, scales included."""
+        slot_bytes = self.kv_format(itemsize).slot_bytes(self.head_dim)
+        return 2 * self.num_attention_layers * self.num_kv_heads * slot_bytes
 
     def sequence_bytes(self, num_tokens: float, itemsize: int) -> float:
         """Keys, values and states of a sequence over all layers."""

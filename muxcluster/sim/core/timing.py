@@ -65,10 +65,7 @@ class CostTiming:
         self._slowdown = next(iter(unit.models.values())).cost.slowdown
         self._tp = unit.tp
         self._host_link = unit.spec.host_link or HOST_LINK
-        self._slot_bytes = {
-            model.name: 2 * model.shape.head_dim * model.shape.itemsize
-            for model in unit.spec.models
-        }
+        self._slot_bytes = {model.name: 2 * model.shape.slot_bytes for model in unit.spec.models}
         self._decodes = {
             name: _decodes(model.cost, model.shape, unit.tp) for name, model in unit.models.items()
         }

@@ -53,12 +53,15 @@ CALLS = {
 class TwoLayers:
     """Two layers' sequences in one pool, whose other bytes are NaN; `cases` hold their numbers."""
 
-    def __init__(self, kv_heads: int, dtype: torch.dtype) -> None:
-        options = {"dtype": dtype, "rights": RIGHTS}
+    def __init__(
+        self, kv_heads: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+    ) -> None:
+        options = {"dtype": dtype, "rights": RIGHTS, "kv_dtype": kv_dtype}
         self.cases = [filled_case(LENGTHS, kv_heads, 64, **options) for _ in range(2)]
         first, second = self.cases
-        second.pool.view(dtype).neg_()  # other keys and values than the first layer's
-        for numbers in (*second.keys, *second.values):
+        if kv_dtype is None:  # other keys and values than the first layer's
+            second.pool.view(dtype).neg_()
+        for numbers in (*second.keys, *second.values) if kv_dtype is None else ():
             numbers.neg_()
         num_blocks = len(first.pool)
         self.pool = torch.cat((first.pool, second.pool))
@@ -68,6 +71,7 @@ class TwoLayers:
             history=torch.empty(0, dtype=torch.int32),
             from_right=first.from_right,
             block_tokens=first.block_tokens,
+            kv_dtype=kv_dtype,
         )
 
     def forget(self, rows: list[tuple[int, int, int]]) -> None:
@@ -77,7 +81,7 @@ class TwoLayers:
                 for position in range(start, start + count):
                     for head in range(case.table.shape[1]):
                         for half in (0, 1):
-                            case.place(row, head, position, half).fill_(torch.nan)
+                            case.slot(row, head, position, half).fill_(0xFF)
 
 
 def check_layer(
@@ -129,6 +133,20 @@ def test_both_paths_give_dense_attention(rows, calls, dtype) -> None:
     pool = layers.pool.clone()
     for attention in both_ways(layers, token_batch(*arrays(rows), CPU), pool):
         for case, call in zip(layers.cases, calls, strict=True):
+            check_layer(attention, case, rows, 8, call)
+    assert torch.equal(layers.pool, pool)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("rows", [BATCHES["both"], BATCHES["prompts"]], ids=["both", "prompts"])
+def test_both_paths_attend_to_rounded_keys_and_values(rows, kv_dtype, dtype) -> None:
+    """Prompts that begin too: nobody's output depends on where its prompt was cut."""
+    layers = TwoLayers(2, dtype, kv_dtype)
+    layers.forget(rows)
+    pool = layers.pool.clone()
+    for attention in both_ways(layers, token_batch(*arrays(rows), CPU), pool):
+        for case, call in zip(layers.cases, CALLS["plain"], strict=True):
             check_layer(attention, case, rows, 8, call)
     assert torch.equal(layers.pool, pool)
 

@@ -59,8 +59,8 @@ def grow_and_shrink(driver: Driver, sampling: SamplingParams | None = None) -> l
     return everyone
 
 
-def check(directory: Path, sequences: list[Running]) -> None:
-    oracle = GreedyOracle(directory)
+def check(directory: Path, sequences: list[Running], kv_dtype: str = "auto") -> None:
+    oracle = GreedyOracle(directory, kv_dtype)
     for s in sequences:
         oracle.check(s.tokens[: s.num_prompt], s.output)
     assert oracle.num_near_ties <= 1
@@ -83,6 +83,15 @@ def test_our_own_decoder_is_recorded_as_well(
 ) -> None:
     (driver,) = drivers(unit_of(tiny("llama")), TapeCapture(monkeypatch))
     check(tiny("llama"), grow_and_shrink(driver))
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", *slow("fp8_e4m3")])
+def test_keys_and_values_in_8_bits_are_recorded_too(
+    tiny: ModelBuilder, kv_dtype: str, tape: TapeCapture
+) -> None:
+    (driver,) = drivers(unit_of(tiny("llama"), kv_dtype=kv_dtype), tape)
+    check(tiny("llama"), grow_and_shrink(driver), kv_dtype)
+    assert tape.replays > 12
 
 
 def test_mixed_jobs_and_several_steps_after_a_prompt(tiny: ModelBuilder, tape: TapeCapture) -> None:

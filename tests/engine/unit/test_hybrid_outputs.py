@@ -120,17 +120,26 @@ def test_a_corrupt_frame_of_host_memory_changes_the_output(
 
 
 @pytest.mark.parametrize(
-    ("lane", "workers"),
-    [*slow(("mixed", ONE_WORKER)), ("adbs", TWO_WORKERS)],
+    ("lane", "workers", "kv_dtype", "num_waves"),
+    [
+        ("adbs", TWO_WORKERS, "auto", 12),
+        ("adbs", TWO_WORKERS, "int8", 6),
+        *slow(("mixed", ONE_WORKER, "auto", 12), ("mixed", ONE_WORKER, "fp8_e4m3", 12)),
+    ],
 )
 def test_workers_killed_in_jobs_that_save_and_restore(
     directories: Mapping[str, Path],
     oracles: Mapping[str, GreedyOracle],
     lane: str,
     workers: tuple[WorkerSpec, ...],
+    kv_dtype: str,
+    num_waves: int,
 ) -> None:
     """Nothing is lost and no token repeated."""
-    spec = hybrid_spec(directories, lane=lane, workers=workers, partition="threads")
+    fields = {"lane": lane, "workers": workers, "partition": "threads", "kv_dtype": kv_dtype}
+    spec = hybrid_spec(directories, **fields)
+    if kv_dtype != "auto":
+        oracles = {name: GreedyOracle(path, kv_dtype) for name, path in directories.items()}
     executor = ProcessExecutor(spec)
     wanted = ["saves", "restores"] * 2
     killed: list[int] = []
@@ -149,7 +158,7 @@ def test_workers_killed_in_jobs_that_save_and_restore(
             killed.append(pid)
             del wanted[0]
 
-    served = serve_both(spec, Lockstep(executor, kill))
+    served = serve_both(spec, Lockstep(executor, kill), num_waves=num_waves)
     served.crowd.check(oracles)
     assert len(killed) == 4
     assert total(served.stats.models)["saved_slots"] > 0

@@ -3,6 +3,11 @@
 import triton
 import triton.language as tl
 
+from muxcluster.kernels.triton_ops.parts.rounded_kv import (
+    load_numbers,
+    scale_pointers,
+    times_scales,
+)
 from muxcluster.kernels.triton_ops.parts.tiles import (
     capped,
     loaded_places,
@@ -82,11 +87,15 @@ def attend_prompt(
             keys_at = tile_pointers(
                 keys, block, start, tokens, present, HALF, BLOCK_TOKENS, TILE, HEAD_DIM, BLOCK_D
             )
+            scales_at = scale_pointers(
+                keys, block, start, tokens, present, HALF, BLOCK_TOKENS, TILE, HEAD_DIM
+            )
             block = tile_block(keys, start + TILE, stop, TILE, BLOCK_TOKENS)
             loaded = loaded_places(present, BLOCK_D, HEAD_DIM)
             products = tl.dot(
-                queries, tl.trans(tl.load(keys_at, mask=loaded, other=0.0)), input_precision="ieee"
+                queries, tl.trans(load_numbers(keys_at, loaded, queries)), input_precision="ieee"
             )
+            products = times_scales(products, scales_at, present)
             scores = capped(products, scale, HAS_CAP)
             if phase != 1:
                 seen = tokens[None, :] <= positions[:, None]
@@ -97,8 +106,8 @@ def attend_prompt(
             weights = tl.exp2(scores * factor - new_top[:, None])
             kept = tl.exp2(top - new_top)
             total = total * kept + tl.sum(weights, 1)
-            values = tl.load(keys_at + HALF, mask=loaded, other=0.0)
-            weights = weights.to(values.dtype)
+            values = load_numbers(keys_at + HALF, loaded, queries)
+            weights = times_scales(weights, scales_at + HALF, present).to(values.dtype)
             attended = tl.dot(weights, values, attended * kept[:, None], input_precision="ieee")
             top = new_top
     return attended / tl.where(total > 0, total, 1.0)[:, None]

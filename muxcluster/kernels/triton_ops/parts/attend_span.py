@@ -3,6 +3,11 @@
 import triton
 import triton.language as tl
 
+from muxcluster.kernels.triton_ops.parts.rounded_kv import (
+    load_numbers,
+    scale_pointers,
+    times_scales,
+)
 from muxcluster.kernels.triton_ops.parts.tiles import (
     loaded_places,
     scaled,
@@ -50,18 +55,23 @@ def attend_span(
         keys_at = tile_pointers(
             keys, block, start, tokens, seen, HALF, BLOCK_TOKENS, TILE, HEAD_DIM, BLOCK_D
         )
+        scales_at = scale_pointers(
+            keys, block, start, tokens, seen, HALF, BLOCK_TOKENS, TILE, HEAD_DIM
+        )
         block = tile_block(keys, start + TILE, end, TILE, BLOCK_TOKENS)
         loaded = loaded_places(seen, BLOCK_D, HEAD_DIM)
         products = tl.dot(
-            queries, tl.trans(tl.load(keys_at, mask=loaded, other=0.0)), input_precision="ieee"
+            queries, tl.trans(load_numbers(keys_at, loaded, queries)), input_precision="ieee"
         )
+        products = times_scales(products, scales_at, seen)
         scores = scaled(products, scale, soft_cap, HAS_CAP)
         scores = tl.where(seen[None, :], scores, -float("inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp2(scores - new_top[:, None])
         kept = tl.exp2(top - new_top)
         total = total * kept[:, None] + weights
-        values = tl.load(keys_at + HALF, mask=loaded, other=0.0)
+        values = load_numbers(keys_at + HALF, loaded, queries)
+        weights = times_scales(weights, scales_at + HALF, seen)
         attended = tl.dot(
             weights.to(values.dtype), values, attended * kept[:, None], input_precision="ieee"
         )

@@ -5,6 +5,11 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from muxcluster.kernels.triton_ops.parts.rounded_kv import (
+    load_numbers,
+    scale_pointers,
+    times_scales,
+)
 from muxcluster.kernels.triton_ops.parts.tiles import (
     loaded_places,
     scaled,
@@ -62,11 +67,15 @@ def attend_keys(
         keys_at = tile_pointers(
             keys, block, start, tokens, stored, HALF, BLOCK_TOKENS, TILE, HEAD_DIM, BLOCK_D
         )
+        scales_at = scale_pointers(
+            keys, block, start, tokens, stored, HALF, BLOCK_TOKENS, TILE, HEAD_DIM
+        )
         block = tile_block(keys, start + TILE, end, TILE, BLOCK_TOKENS)
         loaded = loaded_places(stored, BLOCK_D, HEAD_DIM)
         products = tl.dot(
-            queries, tl.trans(tl.load(keys_at, mask=loaded, other=0.0)), input_precision="ieee"
+            queries, tl.trans(load_numbers(keys_at, loaded, queries)), input_precision="ieee"
         )
+        products = times_scales(products, scales_at, stored)
         scores = scaled(products, scale, soft_cap, HAS_CAP)
         seen = stored[None, :]
         if IS_CAUSAL:
@@ -76,7 +85,8 @@ def attend_keys(
         weights = tl.exp2(scores - new_top[:, None])
         kept = tl.exp2(top - new_top)
         total = total * kept + tl.sum(weights, 1)
-        values = tl.load(keys_at + HALF, mask=loaded, other=0.0)
+        values = load_numbers(keys_at + HALF, loaded, queries)
+        weights = times_scales(weights, scales_at + HALF, stored)
         attended = tl.dot(
             weights.to(values.dtype), values, attended * kept[:, None], input_precision="ieee"
         )

@@ -23,9 +23,18 @@ def capability(device: torch.device) -> int:
 
 
 def choose_tiling(
-    members: int, group: int, head_dim: int, dtype: torch.dtype, major: int
+    members: int,
+    group: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    major: int,
+    *,
+    is_rounded: bool = False,
 ) -> Tiling:
-    """Return tiles as large as registers allow, and no larger than rows of so many members need."""
+    """Return tiles as large as registers allow, and no larger than rows of so many members need.
+
+    is_rounded: of keys and values, to 8 bits.
+    """
     # Ampere's matrix units take both operands from registers, Hopper's from shared memory, which
     # leaves room for twice the keys.
     padded = triton.next_power_of_2(head_dim)
@@ -36,5 +45,7 @@ def choose_tiling(
     most = 64 if is_ampere and padded > 128 else 128
     block = max(least, min(most, triton.next_power_of_2(members)))
     keys = max(32, (4096 if is_ampere or block < 128 else 8192) // padded)
+    if is_ampere and is_rounded:  # widening them takes registers too
+        keys //= 2
     is_wide = block >= 128 or (is_ampere and block * padded >= 64 * 256)
     return Tiling(block, keys, 8 if is_wide else 4, 2)

@@ -17,6 +17,8 @@ TABLE_STRIDES = ("table_row_stride", "table_head_stride")
 # Scores are kept in units of log 2, since exp2 is the exponential the hardware has.
 LOG2E = math.log2(math.e)
 
+SCALE_BYTES = tl.constexpr(4)  # of an int8 key or value, behind its elements
+
 
 class Keys(NamedTuple):
     """Where one sequence's keys are read: blocks is int32, its table row of one KV head."""
@@ -102,18 +104,19 @@ def tile_pointers(
     `seen` (bool) get a place inside some block. HALF: elements of half a block.
     """
     places = tl.arange(0, BLOCK_D)[None, :]
+    SLOT: tl.constexpr = HEAD_DIM + (SCALE_BYTES if keys.pool.dtype.element_ty == tl.int8 else 0)
     if BLOCK_TOKENS % TILE == 0:
         first = keys.pool + block.to(tl.int64) * (2 * HALF)
         if BLOCK_TOKENS > TILE:
             offset = start % BLOCK_TOKENS
             offset = tl.where(keys.from_right, BLOCK_TOKENS - TILE - offset, offset)
-            first += offset * HEAD_DIM
-        return first + (tl.arange(0, TILE)[:, None] * HEAD_DIM + places)
+            first += offset * SLOT
+        return first + (tl.arange(0, TILE)[:, None] * SLOT + places)
     else:
         blocks = tl.load(keys.blocks + tokens // BLOCK_TOKENS, mask=seen, other=0)
         offsets = tokens % BLOCK_TOKENS
         offsets = tl.where(keys.from_right, BLOCK_TOKENS - 1 - offsets, offsets)
-        rows = blocks.to(tl.int64) * (2 * HALF) + offsets * HEAD_DIM
+        rows = blocks.to(tl.int64) * (2 * HALF) + offsets * SLOT
         return keys.pool + rows[:, None] + places
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Set
 from typing import Any
 
+from muxcluster.kernels.layout import SCALE_BYTES
 from muxcluster.kernels.triton_ops.specimens.specimen import ALL, Specimen
 
 # The engine's index arrays are int64; `tests/bench/test_specimens.py` compares them with what it
@@ -45,7 +46,13 @@ def attention_specimen(
     )
 
 
-def pool_block(block: int, head_dim: int) -> tuple[int, int]:
-    """Return elements of half a block and tokens of a block with `policy.block_tokens: block`."""
-    half = 128 * block
+def pool_block(block: int, head_dim: int, stored: str = "") -> tuple[int, int]:
+    """Return elements of half a block and tokens of a block with `policy.block_tokens: block`.
+
+    stored: type of 8-bit keys and values in a pool of 16-bit models: "i8", or "u8" and "fp8e4nv"
+    for e4m3 (`rounded_kv.readable`).
+    """
+    half = 128 * block * (2 if stored else 1)
+    if stored == "i8":
+        return half, half // (head_dim + SCALE_BYTES)
     return half, half // head_dim // 8 * 8

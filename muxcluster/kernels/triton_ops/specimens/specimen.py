@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 ALL = (80, 90, 100)  # Compute capabilities of the A100, the H100 and the B200
+AMPERE = (80,)
+CONVERTING = (90, 100)  # They convert e4m3 numbers themselves
 HOPPER = (90,)  # For specimens that differ from another in sizes only: one architecture shows them
 
 
