@@ -10,7 +10,7 @@ from muxcluster.constraints.process.priority import Starved
 
 def starve(work: Callable[[], Any]) -> NoReturn:
     threading.Thread(target=work, daemon=True).start()
-    raise Starved
+    raise Starved(threading.Event())
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ def slot_bytes(head_dim: int, dtype: torch.dtype) -> int:
 def stored(numbers: Tensor, kv_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
     """Bytes in which keys or values [..., head_dim] are stored, and what they stand for (fp64)."""
     if kv_dtype is None:
-        return numbers.contiguous().view(torch.uint8), numbers.double()
+        return numbers.clone(memory_format=torch.contiguous_format).view(
+            torch.uint8
+        ), numbers.double()
     if kv_dtype == torch.float8_e4m3fn:
         near = numbers.to(kv_dtype)
         return near.view(torch.uint8), near.double()

@@ -168,6 +168,14 @@ def test_host_memory_limits_what_may_be_parked() -> None:
     place(replace(problem, limits=Limits(parked_bytes=250 * GIB)), time_limit_s=1)
 
 
+def test_host_memory_does_not_matter_to_models_that_all_fit() -> None:
+    """Whatever the rates: an overloaded unit of models that fit needs no parking."""
+    demands = tuple(replace(each, rate=1000.0) for each in residing(2, AUTO))
+    plan = place(Problem(demands, ONE, limits=Limits(parked_bytes=GIB)), time_limit_s=1)
+    (unit,) = plan.units
+    assert not unit.resident_bytes
+
+
 def test_a_cpu_node_can_run_what_is_planned() -> None:
     problem = Problem(residing(4, ON_DEMAND, "llama-3.2-3b"), (Node("c", 1, cpu(4, 40 * GIB)),))
     plan = place(problem, time_limit_s=1)

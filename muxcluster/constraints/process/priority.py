@@ -28,6 +28,11 @@ LEAST_SHARE = 0.25
 class Starved(Exception):
     """The work gets no processor, as others use all of them all the time."""
 
+    def __init__(self, is_over: threading.Event) -> None:
+        """is_over: set when the work, which goes on, has ended."""
+        super().__init__("no processor is free")
+        self.is_over = is_over
+
 
 def lower() -> None:
     """Give this thread a low priority."""
@@ -55,7 +60,7 @@ def run_quietly(work: Callable[[], T]) -> T:
     while not task.is_over.wait(PATIENCE_S):
         now_s = task.cpu_s()
         if now_s - before_s < LEAST_SHARE * PATIENCE_S and not task.is_over.is_set():
-            raise Starved
+            raise Starved(task.is_over)
         before_s = now_s
     return task.result()
 

@@ -92,6 +92,7 @@ class _Connection:
         self._watch = watch
         self._grammars = ReceivedGrammars()
         self._sent = SentMasks()
+        self._starved: threading.Event | None = None  # set when that compilation has ended
 
     def run(self) -> None:
         """Answer until the other end closes."""
@@ -113,11 +114,19 @@ class _Connection:
         error = None
         work = partial(self._matching.prepare, model, grammar)
         try:
-            try:
-                run_quietly(work)
-            except Starved:
+            if self._starved is None or self._starved.is_set():
+                try:
+                    run_quietly(work)
+                except Starved as starved:
+                    # that thread cannot be ended: until it has, there is no second one like it
+                    self._starved = starved.is_over
+                    lower()
+                    work()
+            else:
                 lower()
                 work()
         except BadGrammar as bad:
             error = f"{bad}"
+        except (MemoryError, RuntimeError) as failure:  # no memory for a thread
+            error = f"it cannot be compiled now: {failure}"
         send(self._stream, ("prepared", error))

@@ -66,7 +66,7 @@ def _fused(model: Foreign, calls: Sequence[LayerCall], num_positions: int) -> Fu
         turns=turns,
         layers=tuple(layers),
         norm=_norm(body.norm),
-        head=packed_linear(model.lm_head),
+        head=product_of([model.lm_head]),
     )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from muxcluster.engine.quantised.linear import FastLinear, QuantisedLinear
 from muxcluster.kernels.native.products import Panels, Preparation, is_available, panels, product
-from muxcluster.kernels.quantised_product import MIDDLE, unpacked
+from muxcluster.kernels.quantised_product import unpacked
 
 _DTYPES = (torch.float32, torch.bfloat16)  # of inputs: sums are in fp32
 
@@ -37,8 +37,13 @@ class PanelLinear(FastLinear):
 
     @cached_property
     def weight(self) -> Tensor:
-        """[out, in] of a weight that is not quantised, made at the first access and then kept."""
+        """[out, in] of a weight that is not quantised, made at the first access and then kept.
+
+        Raises AttributeError for others.
+        """
         # Some models read it in their forward.
+        if self.panels.scales is not None:
+            raise AttributeError("a quantised weight is not kept dense")
         return self.panels.elements()
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -89,8 +94,5 @@ def can_fuse(product: object, hidden: Tensor) -> TypeGuard[PanelLinear]:
 def panel_linear(linear: QuantisedLinear) -> PanelLinear:
     """Return the same layer with its weight in panels."""
     weight = linear.quantised
-    zeros = weight.zeros
-    if zeros is None and weight.is_packed:
-        zeros = torch.full_like(weight.scales, MIDDLE)
-    stored = panels(unpacked(weight.values), weight.scales, zeros)
+    stored = panels(unpacked(weight.values), weight.scales, weight.zeros)
     return PanelLinear(stored, linear.bias, weight.order, rounds_inputs=linear.rounds_inputs)

@@ -66,7 +66,7 @@ inline float sum_of(__m256 lanes) {
 
 // e to the power of x <= 0, within 2e-7 of it: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
 inline __m256 exponential(__m256 x) {
-    x = _mm256_max_ps(x, _mm256_set1_ps(-87.0f));
+    x = _mm256_max_ps(_mm256_set1_ps(-87.0f), x); // the second if it is not a number
     const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
                                      _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     x = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);

@@ -1,15 +1,16 @@
 """Keys and values in the pool, written and attended over by the C++ kernels."""
 
+import logging
 from ctypes import CDLL, c_float, c_int, c_int64, c_void_p
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from muxcluster.kernels.native.build import library
 
-_SOURCE = Path(__file__).parent / "attention.cpp"
+logger = logging.getLogger(__name__)
+
 _DTYPES = (torch.float32, torch.bfloat16)  # of keys and values
 _POINTER = c_void_p
 _WHERE = (_POINTER, c_int64, c_int64, c_int64, _POINTER, c_int64, c_int64, _POINTER)
@@ -17,7 +18,9 @@ _WHERE = (_POINTER, c_int64, c_int64, c_int64, _POINTER, c_int64, c_int64, _POIN
 
 def suits(halves: Tensor, tables: Tensor) -> bool:
     """Return whether the kernels can read this pool here. halves: as of `half_rows`."""
-    if halves.dtype not in _DTYPES or halves.is_cuda or tables.stride(-1) != 1:
+    if halves.dtype not in _DTYPES or halves.is_cuda:
+        return False
+    if tables.dtype != torch.int32 or tables.stride(-1) != 1:
         return False
     return _library() is not None
 
@@ -56,14 +59,28 @@ class NativeWrite:
         self._pool.check(self._positions)
 
     def write(self, key: Tensor, value: Tensor, halves: Tensor, layer: int) -> None:
-        """Store the tokens' K and V [tokens, kv_heads, head_dim] of one layer."""
+        """Store the tokens' K and V [tokens, kv_heads, head_dim] of one layer.
+
+        Raises ValueError where they are not alike, or not of the pool's type.
+        """
+        found = _library()
+        assert found is not None
+        self.into(found, key, value, halves, layer)
+
+    def into(self, found: CDLL, key: Tensor, value: Tensor, halves: Tensor, layer: int) -> None:
+        """As `write`, by this library."""
+        if key.shape != value.shape or not key.dtype == value.dtype == halves.dtype:
+            raise ValueError(
+                f"keys {key.dtype} {tuple(key.shape)} and values {value.dtype} "
+                f"{tuple(value.shape)} in a pool of {halves.dtype}"
+            )
+        if len(key) != len(self._positions):
+            raise ValueError(f"{len(key)} keys for {len(self._positions)} positions")
         tokens, kv_heads, head_dim = key.shape
         key, value = (
             each if each.stride()[1:] == (head_dim, 1) else each.contiguous()
             for each in (key, value)
         )
-        found = _library()
-        assert found is not None
         found.mux_kv_write(
             key.dtype == torch.bfloat16,
             *self._pool.arguments(halves, head_dim, layer),
@@ -114,12 +131,25 @@ class NativeDecode:
         log_sums: Tensor | None = None,
     ) -> Tensor:
         """As `DecodePlan.attend`; returns fp32."""
+        found = _library()
+        assert found is not None
+        return self.over(found, query, halves, layer, scale, soft_cap, log_sums)
+
+    def over(
+        self,
+        found: CDLL,
+        query: Tensor,
+        halves: Tensor,
+        layer: int,
+        scale: float,
+        soft_cap: float | None,
+        log_sums: Tensor | None,
+    ) -> Tensor:
+        """As `attend`, by this library."""
         rows, kv_heads, group, head_dim = query.shape
         query = query.float().contiguous()
         attended = torch.empty_like(query)
         sums = None if log_sums is None else torch.empty((rows, kv_heads, group))
-        found = _library()
-        assert found is not None
         found.mux_decode(
             halves.dtype == torch.bfloat16,
             *self._pool.arguments(halves, head_dim, layer),
@@ -147,7 +177,7 @@ class _Pool:
 
     def __init__(self, tables: Tensor, from_right: Tensor, block_tokens: int) -> None:
         self._tables = tables
-        self._from_right = from_right
+        self._from_right = from_right.contiguous()
         self._block_tokens = block_tokens
 
     def check(self, positions: Tensor) -> None:
@@ -174,7 +204,7 @@ class _Pool:
 
 @lru_cache
 def _library() -> CDLL | None:
-    found = library(_SOURCE)
+    found = library()
     if found is None:
         return None
     found.mux_turn.argtypes = (_POINTER, c_int64, c_int64, c_int64, c_int64, _POINTER)
@@ -187,4 +217,28 @@ def _library() -> CDLL | None:
     )  # fmt: skip
     for name in ("mux_turn", "mux_kv_write", "mux_decode"):
         getattr(found, name).restype = None
+    if not _is_right(found):
+        logger.warning("native kernels: attention is wrong on this machine; it is torch's")
+        return None
     return found
+
+
+@torch.no_grad()
+def _is_right(found: CDLL) -> bool:
+    """Return whether a row attends to what was written, from the right of its blocks."""
+    generator = torch.Generator().manual_seed(0)
+    tokens, head_dim, block_tokens = 11, 24, 4
+    tables = torch.tensor([[[[4, 1, 3]]]], dtype=torch.int32)
+    halves = torch.zeros((2 * 5, block_tokens * head_dim))
+    where = (tables, torch.tensor([0]), torch.tensor([tokens]), torch.tensor([True]))
+    key, value = torch.randn((2, tokens, 1, head_dim), generator=generator)
+    query = torch.randn((1, 1, 5, head_dim), generator=generator)
+    write = NativeWrite(
+        tables, torch.zeros(tokens).long(), torch.arange(tokens), where[-1], block_tokens
+    )
+    write.into(found, key, value, halves, 0)
+    decode = NativeDecode(*where, block_tokens=block_tokens)
+    attended = decode.over(found, query, halves, 0, 0.3, None, None)
+    scores = 0.3 * query[0, 0].double() @ key[:, 0].double().T
+    expected = scores.softmax(-1) @ value[:, 0].double()
+    return float((attended[0, 0].double() - expected).abs().max()) < 1e-4

@@ -4,11 +4,14 @@ import fcntl
 import hashlib
 import logging
 import os
+import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import CDLL
 from functools import lru_cache
@@ -17,12 +20,14 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 SWITCH = "MUXCLUSTER_NATIVE"  # environment variable: "off" leaves all to torch
+_SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 _COMPILERS = ("g++", "clang++", "c++")
 _FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp",
     "-fno-math-errno", "-fno-trapping-math",
 )  # fmt: skip
-_COMPILE_S = 300.0
+# Of all commands together. A unit waits a minute for an owner that shows no sign of work.
+COMPILE_S = 40.0
 
 
 class CannotCompile(Exception):
@@ -30,48 +35,54 @@ class CannotCompile(Exception):
 
 
 @lru_cache
-def library(source: Path) -> CDLL | None:
-    """Return the library compiled from a C++ file, from the cache if it was compiled before.
+def library(sources: Sequence[Path] = _SOURCES) -> CDLL | None:
+    """Return the library compiled from C++ files, from the cache if it was compiled before.
 
     None where there is no compiler, it fails, or it is switched off; the log says so. The cache is
-    `muxcluster` in `$XDG_CACHE_HOME` (or ~/.cache), by source, compiler and processor.
+    `muxcluster` in `$XDG_CACHE_HOME` (or ~/.cache), by sources, compiler and processor.
     """
     if os.environ.get(SWITCH) == "off":
         logger.info("native kernels: switched off (%s)", SWITCH)
         return None
     try:
-        return _built(source)
+        return _built(sources)
     except (CannotCompile, OSError) as error:
-        logger.warning("native kernels: %s; products are torch's", error)
+        logger.warning("native kernels: %s; products and attention are torch's", error)
         return None
 
 
-def _built(source: Path) -> CDLL:
+def _built(sources: Sequence[Path]) -> CDLL:
     """Raises CannotCompile and OSError."""
     compiler = _compiler()
-    text = source.read_bytes()
-    key = b"\0".join((text, *(flag.encode() for flag in _FLAGS), _version(compiler), _processor()))
-    name = f"{source.stem}-{hashlib.sha256(key).hexdigest()[:24]}.so"
-    with _folder() as folder:
+    parts = [each.read_bytes() for each in sources]
+    parts += [" ".join((*compiler, *_FLAGS)).encode(), _version(compiler), _processor()]
+    name = f"kernels-{hashlib.sha256(bytes(1).join(parts)).hexdigest()[:24]}.so"
+    with _folder(name) as folder:
         target = folder / name
+        try:
+            return CDLL(str(target))
+        except OSError:  # it is not there, or was cut off by a crash
+            pass
         with (folder / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # processes that start together compile once
-            if not target.exists():
-                _compile(compiler, source, target)
+            try:
+                return CDLL(str(target))
+            except OSError:
+                _compile(compiler, sources, target)
         return CDLL(str(target))
 
 
-def _compiler() -> str:
-    named = os.environ.get("CXX")
-    for name in (named,) if named else _COMPILERS:
-        found = shutil.which(name)
+def _compiler() -> tuple[str, ...]:
+    named = shlex.split(os.environ.get("CXX", ""))
+    for command in [named] if named else [[each] for each in _COMPILERS]:
+        found = shutil.which(command[0])
         if found is not None:
-            return found
-    raise CannotCompile(f"no C++ compiler ({named or ', '.join(_COMPILERS)})")
+            return (found, *command[1:])
+    raise CannotCompile(f"no C++ compiler ({' '.join(named) or ', '.join(_COMPILERS)})")
 
 
-def _version(compiler: str) -> bytes:
-    return subprocess.run((compiler, "--version"), capture_output=True, check=False).stdout
+def _version(compiler: Sequence[str]) -> bytes:
+    return subprocess.run((*compiler, "--version"), capture_output=True, check=False).stdout
 
 
 def _processor() -> bytes:
@@ -85,41 +96,67 @@ def _processor() -> bytes:
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
-    """Our folder of the cache; one that lasts as long as the context where that cannot be had."""
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(root) / "muxcluster"
+def _folder(name: str) -> Iterator[Path]:
+    """Our folder of the cache; one that lasts as long as the context where that cannot be had.
+
+    name: of the library; where it is there, the folder need not be writable.
+    """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-        # what others may write is not loaded into this process
-        is_ours = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        is_ours = is_ours and os.access(folder, os.W_OK)
-    except OSError:
-        is_ours = False
-    if is_ours:
+        root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        folder = Path(root) / "muxcluster"
+        problem = _problem_of(folder, name)
+    except (OSError, RuntimeError) as error:  # the latter: this user has no home
+        problem = f"{error}"
+    if not problem:
         yield folder
         return
+    logger.warning("native kernels: compiled for this process alone, as %s", problem)
     with tempfile.TemporaryDirectory(prefix="muxcluster-native-") as own:
         yield Path(own)
 
 
-def _compile(compiler: str, source: Path, target: Path) -> None:
+def _problem_of(folder: Path, name: str) -> str:
+    """Return why libraries in `folder` are not used, "" if they are. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    # what others may write is not loaded into this process
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        return f"{folder} is not a folder of this user"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{folder} may be written by others"
+    if not os.access(folder, os.W_OK) and not (folder / name).exists():
+        return f"{folder} may not be written"
+    return ""
+
+
+def _compile(compiler: Sequence[str], sources: Sequence[Path], target: Path) -> None:
     """Raises CannotCompile."""
+    end_s = time.monotonic() + COMPILE_S
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        objects, whole = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
+        objects = [str(Path(folder) / f"{each.stem}.o") for each in sources]
+        whole = Path(folder) / "kernels.so"
+        for source, made in zip(sources, objects, strict=True):
+            _run(end_s, *compiler, *_FLAGS, "-c", str(source), "-o", made)
         # Linked without OpenMP's runtime: torch has loaded one, and there must be no second.
-        _run(compiler, *_FLAGS, "-c", str(source), "-o", str(objects))
-        _run(compiler, "-shared", str(objects), "-o", str(whole))
+        _run(end_s, *compiler, "-shared", *objects, "-o", str(whole))
         whole.replace(target)
 
 
-def _run(*command: str) -> None:
+def _run(end_s: float, *command: str) -> None:
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,  # a compiler has children, which hold the pipe open
+    )
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S)
+        _, errors = process.communicate(timeout=max(0.1, end_s - time.monotonic()))
     except subprocess.TimeoutExpired as error:
-        raise CannotCompile(f"{command[0]} ran longer than {_COMPILE_S:g} s") from error
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise CannotCompile(f"{command[0]} takes longer than {COMPILE_S:g} s") from error
+    if process.returncode:
+        lines = errors.strip().splitlines() or [f"status {process.returncode}"]
         first = next((line for line in lines if "error" in line), lines[0])
         raise CannotCompile(f"{command[0]} failed: {first}")

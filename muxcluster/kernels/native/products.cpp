@@ -23,6 +23,7 @@ constexpr int64_t MANY_ROWS = 32 * BLOCK_ROWS; // a tile's inputs lie in the sec
 constexpr int AT_ONCE = 4;            // rows for which a weight is widened as it is used
 constexpr int FEW_ROWS = 8;           // up to so many, that is done, in turns if need be
 constexpr int64_t AHEAD_BYTES = 2048; // of the weight, asked for before they are used
+constexpr size_t KEPT_FLOATS = 4 << 20;  // of scratch memory between calls
 constexpr int64_t THREAD_WORK = 1 << 17; // multiplications that are worth other threads
 
 template <int kind> constexpr int64_t BYTES = 0; // of a panel for one input
@@ -35,7 +36,7 @@ template <> constexpr int64_t BYTES<INT4> = 8;
 struct Weight {
     const uint8_t *values; // [panels, inputs, BYTES]
     const float *scales;   // [panels, groups, 16]; of fp32 and bf16 none
-    const float *zeros;    // like `scales`, or none: an element is (value - zero) * scale
+    const float *zeros;    // like `scales`, or none: 8 for 4 bits, else 0
     int64_t num_in, num_out, group;
 
     int64_t num_panels() const { return (num_out + WIDTH - 1) / WIDTH; }
@@ -81,6 +82,12 @@ template <int kind> inline Pair widened(const uint8_t *at) {
             return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)),
                     _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high))};
     }
+}
+
+// The zeros of 8 outputs: an element is (value - zero) * scale.
+template <int kind> inline __m256 zeros_of(const Weight &weight, int64_t place) {
+    return weight.zeros ? _mm256_loadu_ps(weight.zeros + place)
+                        : _mm256_set1_ps(kind == INT4 ? 8.0f : 0.0f);
 }
 
 // What a product starts from: [rows, outputs], with a bias [outputs]; either may be missing.
@@ -136,11 +143,10 @@ void few_rows(const Weight &weight, int64_t panel, const float *inputs, const fl
                 sum.low = _mm256_add_ps(sum.low, partial[turn][row].low);
                 sum.high = _mm256_add_ps(sum.high, partial[turn][row].high);
             }
-            if (weight.zeros) {
+            if (weight.zeros || kind == INT4) {
                 const __m256 all = _mm256_set1_ps(sums[row * num_groups + group]);
-                sum.low = _mm256_fnmadd_ps(_mm256_loadu_ps(weight.zeros + place), all, sum.low);
-                sum.high =
-                    _mm256_fnmadd_ps(_mm256_loadu_ps(weight.zeros + place + 8), all, sum.high);
+                sum.low = _mm256_fnmadd_ps(zeros_of<kind>(weight, place), all, sum.low);
+                sum.high = _mm256_fnmadd_ps(zeros_of<kind>(weight, place + 8), all, sum.high);
             }
             Pair &total = totals[row];
             if (weight.scales) {
@@ -172,9 +178,9 @@ void widen(const Weight &weight, int64_t panel, int64_t first, int64_t end, floa
         if (weight.scales)
             scale = {_mm256_loadu_ps(weight.scales + place),
                      _mm256_loadu_ps(weight.scales + place + 8)};
-        if (weight.zeros)
-            offset = {_mm256_mul_ps(scale.low, _mm256_loadu_ps(weight.zeros + place)),
-                      _mm256_mul_ps(scale.high, _mm256_loadu_ps(weight.zeros + place + 8))};
+        if (weight.zeros || kind == INT4)
+            offset = {_mm256_mul_ps(scale.low, zeros_of<kind>(weight, place)),
+                      _mm256_mul_ps(scale.high, zeros_of<kind>(weight, place + 8))};
         for (; first < until; ++first, tile += WIDTH) {
             _mm_prefetch(reinterpret_cast<const char *>(at + first * BYTES<kind> + AHEAD_BYTES),
                          _MM_HINT_T0);
@@ -214,18 +220,6 @@ void block(const float *tile, int64_t depth, const float *inputs, float *outputs
 using Block = void (*)(const float *, int64_t, const float *, float *, int64_t);
 constexpr Block BLOCKS[BLOCK_ROWS + 1] = {nullptr,  block<1>, block<2>, block<3>,
                                           block<4>, block<5>, block<6>};
-
-// Put rows [rows, inputs] into blocks of 6 rows, each [inputs, rows of the block].
-void in_blocks(const float *inputs, int64_t num_rows, int64_t num_in, int64_t block_number,
-               float *blocks) {
-    const int64_t row = block_number * BLOCK_ROWS;
-    const int64_t rows = std::min<int64_t>(BLOCK_ROWS, num_rows - row);
-    const float *from = inputs + row * num_in;
-    float *to = blocks + row * num_in;
-    for (int64_t input = 0; input < num_in; ++input)
-        for (int64_t each = 0; each < rows; ++each)
-            *to++ = from[each * num_in + input];
-}
 
 // Panels `first` to `end` of a product of many rows, which lie in blocks.
 template <int kind>
@@ -299,7 +293,7 @@ void panels(const Weight &weight, int64_t first, int64_t end, const float *input
 
 // e to the power of x <= 0, within 2e-7 of it: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
 inline __m256 exponential(__m256 x) {
-    x = _mm256_max_ps(x, _mm256_set1_ps(-87.0f));
+    x = _mm256_max_ps(_mm256_set1_ps(-87.0f), x); // the second if it is not a number
     const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
                                      _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     x = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
@@ -371,6 +365,29 @@ struct Preparation {
     }
 };
 
+// Put prepared rows [rows, inputs] (`step` apart) into blocks of 6 rows: [inputs, rows of it].
+void in_blocks(const float *inputs, int64_t step, int64_t num_rows, int64_t num_in,
+               int64_t number, const Preparation &preparation, float *prepared, float *blocks) {
+    const int64_t first = number * BLOCK_ROWS;
+    const int64_t rows = std::min<int64_t>(BLOCK_ROWS, num_rows - first);
+    float *block = blocks + first * num_in;
+    for (int64_t each = 0; each < rows; ++each) {
+        const float *row = inputs + (first + each) * step;
+        if (!preparation.is_none()) {
+            preparation.row(row, num_in, prepared);
+            row = prepared;
+        }
+        for (int64_t input = 0; input < num_in; ++input)
+            block[input * rows + each] = row[input];
+    }
+}
+
+// Scratch memory that a thread keeps from call to call, but not much of it.
+void trim(std::vector<float> &scratch) {
+    if (scratch.capacity() > KEPT_FLOATS)
+        std::vector<float>().swap(scratch);
+}
+
 } // namespace
 
 // outputs [rows, out] = prepared inputs [rows, in] times the weight, plus bias and `added` where
@@ -389,23 +406,26 @@ extern "C" void mux_product(int kind, const uint8_t *values, const float *scales
     // One or all: OpenMP's runtime ends the threads that a smaller number leaves over.
     const bool is_alone = num_rows * num_in * num_out < THREAD_WORK;
     const int threads = is_alone ? 1 : int(std::min<int64_t>(num_threads, num_panels));
-    if (!preparation.is_none()) {
-        prepared.resize(size_t(num_rows * num_in));
-        float *found = prepared.data();
-        const int64_t step = is_gated ? 2 * num_in : num_in;
-#pragma omp parallel for num_threads(threads) if (num_rows > FEW_ROWS && threads > 1)
-        for (int64_t row = 0; row < num_rows; ++row)
-            preparation.row(inputs + row * step, num_in, found + row * num_in);
-        inputs = found;
-    }
+    const int64_t step = is_gated ? 2 * num_in : num_in;
     if (num_rows > FEW_ROWS) {
         blocks.resize(size_t(num_rows * num_in));
         float *found = blocks.data();
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-        for (int64_t number = 0; number < (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS; ++number)
-            in_blocks(inputs, num_rows, num_in, number, found);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+        {
+            static thread_local std::vector<float> row;
+            row.resize(size_t(num_in));
+#pragma omp for
+            for (int64_t number = 0; number < (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS; ++number)
+                in_blocks(inputs, step, num_rows, num_in, number, preparation, row.data(), found);
+        }
         inputs = found;
-    } else if (zeros) {
+    } else if (!preparation.is_none()) {
+        prepared.resize(size_t(num_rows * num_in));
+        for (int64_t row = 0; row < num_rows; ++row)
+            preparation.row(inputs + row * step, num_in, prepared.data() + row * num_in);
+        inputs = prepared.data();
+    }
+    if (num_rows <= FEW_ROWS && (zeros || kind == INT4)) {
         sums.resize(size_t(num_rows * weight.num_groups()));
         for (size_t place = 0; place < sums.size(); ++place) {
             float sum = 0.0f; // rows are of whole groups
@@ -428,4 +448,5 @@ extern "C" void mux_product(int kind, const uint8_t *values, const float *scales
                                         : panels<INT4>;
         run(weight, first, end, inputs, num_rows, group_sums, start, outputs);
     }
+    trim(blocks);
 }

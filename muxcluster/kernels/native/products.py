@@ -1,18 +1,19 @@
 """Products of rows by a weight that is stored in panels, by the C++ kernels."""
 
+import logging
 from collections.abc import Callable
 from ctypes import c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from muxcluster.kernels.native.build import library
 
+logger = logging.getLogger(__name__)
+
 WIDTH = 16  # outputs of a panel
-_SOURCE = Path(__file__).parent / "products.cpp"
 # numbers of `Kind` in products.cpp, by dtype of the elements; uint8 has two of 4 bits
 _KINDS = {
     torch.float32: 0,
@@ -35,7 +36,8 @@ class Panels:
 
     values: Tensor  # [panels, in, 16] (uint8: [panels, in, 8], outputs 0 to 7 in the lower halves)
     scales: Tensor | None  # fp32 [panels, groups, 16]
-    zeros: Tensor | None  # like `scales`: an element is (value - zero) * scale
+    # like `scales`: an element is (value - zero) * scale; None: all 8 for 4 bits, else 0
+    zeros: Tensor | None
     shape: tuple[int, int]  # (out, in)
     group: int  # inputs that share a scale; they divide `in`
 
@@ -93,6 +95,17 @@ def product(
     function = _function()
     if function is None:
         raise RuntimeError("the native kernels are not available here")
+    return _called(function, inputs, weight, bias, added, preparation)
+
+
+def _called(
+    function: Callable[..., None],
+    inputs: Tensor,
+    weight: Panels,
+    bias: Tensor | None = None,
+    added: Tensor | None = None,
+    preparation: Preparation = _NONE,
+) -> Tensor:
     num_out, num_in = weight.shape
     inputs = inputs.contiguous()
     output = torch.empty((len(inputs), num_out))
@@ -133,19 +146,40 @@ def _in_panels(rows: Tensor) -> Tensor:
     num_out, num_columns = rows.shape
     num_panels = -(-num_out // WIDTH)
     plain = rows.contiguous().view(_SAME_SIZE[rows.itemsize])  # torch cannot copy all FP8 so
-    filled = plain.new_zeros((num_panels * WIDTH, num_columns))
-    filled[:num_out] = plain
-    turned = filled.view(num_panels, WIDTH, num_columns).transpose(1, 2).contiguous()
+    if num_out % WIDTH:
+        filled = plain.new_zeros((num_panels * WIDTH, num_columns))
+        filled[:num_out] = plain
+        plain = filled
+    turned = plain.view(num_panels, WIDTH, num_columns).transpose(1, 2).contiguous()
     return turned.view(rows.dtype)
 
 
 @lru_cache
 def _function() -> Callable[..., None] | None:
-    found = library(_SOURCE)
+    found = library()
     if found is None:
         return None
-    function = found.mux_product
-    function.argtypes = _ARGUMENTS
-    function.restype = None
-    whole: Callable[..., None] = function
-    return whole
+    function: Callable[..., None] = found.mux_product
+    found.mux_product.argtypes = _ARGUMENTS
+    found.mux_product.restype = None
+    if not _is_right(function):
+        logger.warning("native kernels: products are wrong on this machine; they are torch's")
+        return None
+    return function
+
+
+@torch.no_grad()
+def _is_right(function: Callable[..., None]) -> bool:
+    """Return whether a product of few rows and one of many are what they should be."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randint(-127, 128, (35, 48), generator=generator)
+    scales = torch.rand((35, 3), generator=generator) + 0.5
+    weight = panels(values.to(torch.int8), scales)
+    exact = values.double() * scales.double().repeat_interleave(16, 1)
+    for num_rows in (3, 20):
+        inputs = torch.randn((num_rows, 48), generator=generator)
+        expected = inputs.double() @ exact.T
+        difference = (_called(function, inputs, weight).double() - expected).abs().max()
+        if not float(difference) < 1e-4 * float(expected.abs().max()):
+            return False
+    return True

@@ -281,10 +281,15 @@ class Estimator:
         costs = [self.model(index, gpu, tp, per_block) for index, _ in offers]
         rates = [rate for _, rate in offers]
         found: list[UnitEstimate] = []
+        short: DoesNotFit | None = None
         for room in rooms(costs, gpu, execution):
             memory = None
             if room is not None:
-                check_parked(demands, self.problem.limits, tp)
+                try:
+                    check_parked(demands, self.problem.limits, tp)
+                except DoesNotFit as refusal:
+                    short = refusal
+                    break
                 memory = weight_memory_of(costs, room, gpu, execution, num_units)
             each = self._estimate_with(memory, execution, gpu, costs, rates)
             if each is None:
@@ -295,7 +300,7 @@ class Estimator:
             if room is None and each.load <= 1:
                 return each
         if not found:
-            raise self._refusal(execution, gpu, costs)
+            raise short or self._refusal(execution, gpu, costs)
         best = max(each.value for each in found)
         equal = [each for each in found if each.value >= best * (1 - _SAME)]
         return min(equal, key=lambda each: each.pressure)

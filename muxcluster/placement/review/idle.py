@@ -80,6 +80,9 @@ def _no_gain(builder: UnitBuilder, plan: Plan, least: Headroom) -> str:
     num_units = len(equal_units(plan, unit))
     offers = [(index, rate * num_units) for index, rate in offers_of(problem, plan, unit)]
     full = builder.unit(here, unit.tp, offers, num_units)
+    if full is None and num_units > 1:  # at these rates they make no one cache
+        alone = [(index, rate / num_units) for index, rate in offers]
+        full = builder.unit(here, unit.tp, alone)
     if full is None:
         return f"method {plan.method} does not use them"
     best = min((_worst(new) for new in _relieved(builder, full)), default=full.strain)

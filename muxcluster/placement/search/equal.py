@@ -4,6 +4,7 @@ Step by step they are hard to find: two such units must be many before they are 
 model on a GPU of its own, with others.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -16,17 +17,20 @@ _MOST_CUTS = 3  # between large and small models
 _MOST_COUNTS = 8  # of GPUs for a group of models
 
 
-def equal_units_drafts(builder: UnitBuilder) -> Iterator[Draft]:
+def equal_units_drafts(builder: UnitBuilder, end: float) -> Iterator[Draft]:
     """Yield layouts in which all models that may be parked are on equal units, or large and small
-    ones on units of their own, with any numbers of units; the other models where they find room."""
+    ones on units of their own, with any numbers of units; the other models where they find room.
+
+    None where there are very many models, and no more from `end` on (of time.perf_counter).
+    """
     demands = builder.estimator.problem.demands
     movable = [index for index in builder.by_weight if demands[index].may_park]
     others = [(i, each.rate) for i, each in enumerate(demands) if not each.may_park]
-    if len(movable) < 2:
+    if len(movable) < 2 or builder.has_many:
         return
     for gpu in builder.kinds:
         for groups in _groups(builder, movable):
-            for units in _units(builder, gpu, groups):
+            for units in _units(builder, gpu, groups, end):
                 draft = Draft(builder, units)
                 if cover(draft, others, 0.0) is None:
                     yield draft
@@ -46,9 +50,11 @@ def _groups(builder: UnitBuilder, movable: Sequence[int]) -> Iterator[Sequence[S
 
 
 def _units(
-    builder: UnitBuilder, gpu: Gpu, groups: Sequence[Sequence[int]]
+    builder: UnitBuilder, gpu: Gpu, groups: Sequence[Sequence[int]], end: float
 ) -> Iterator[list[PlacedUnit]]:
     """Yield equal units for each group, with numbers of units that fit on the GPUs together."""
+    if time.perf_counter() > end:
+        return
     widths = [_width(builder, gpu, group) for group in groups]
     if not all(widths):
         return
@@ -56,7 +62,7 @@ def _units(
         used = Counter[int]()
         for tp, count in zip(widths, counts, strict=True):
             used[tp] += count
-        if not builder.kinds[gpu].holds(used):
+        if time.perf_counter() > end or not builder.kinds[gpu].holds(used):
             continue
         found = [
             builder.unit(gpu, tp, _offers(builder, group), count)

@@ -177,7 +177,14 @@ def _narrowed(builder: UnitBuilder, units: Sequence[PlacedUnit], end: float) -> 
             half = builder.unit(wide.gpu, wide.tp // 2, offers, wide.count)
             if half is None:
                 continue
-            narrow = [*others, *[half] * round(1 / part)]
+            halves = [half] * round(1 / part)
+            if part < 1 and half.estimate.weight_memory is not None:
+                # models that take turns on equal units: one cache
+                both = builder.unit(wide.gpu, half.tp, wide.offers, 2 * wide.count)
+                if both is None:
+                    continue
+                halves = [both]
+            narrow = [*others, *halves]
             if is_better(builder.rank(narrow), builder.rank(best)):
                 best = narrow
     return best

@@ -84,10 +84,23 @@ def kept_units(builder: UnitBuilder, current: Plan) -> list[Kept]:
     done: set[str] = set()
     for old in current.units:
         equal = [] if old.id in done else equal_units(current, old)
-        able = [each for each in equal if _has_place(builder, each)]
+        able = [
+            each
+            for each in equal
+            if each.id not in done and _has_place(builder, each) and _is_alike(builder, each, old)
+        ]
+        unit = _kept(builder, current, able)
+        if unit is None and len(able) > 1 and old in able:
+            able = [old]  # they do not make one cache at these rates, or were planned apart
+            unit = _kept(builder, current, able)
         done |= {each.id for each in able}
-        found.append(Kept(old, _kept(builder, current, able)))
+        found.append(Kept(old, unit))
     return found
+
+
+def _is_alike(builder: UnitBuilder, each: PlannedUnit, other: PlannedUnit) -> bool:
+    kinds = {node.name: node.gpu for node in builder.estimator.problem.nodes}
+    return kinds.get(each.node) == kinds.get(other.node)
 
 
 def _has_place(builder: UnitBuilder, old: PlannedUnit) -> bool:

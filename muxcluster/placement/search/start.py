@@ -64,7 +64,7 @@ def search(builder: UnitBuilder, end: float = math.inf) -> list[PlacedUnit]:
             drafts.append(found)
         else:
             refusals.append(found)
-    drafts += equal_units_drafts(builder)
+    drafts += equal_units_drafts(builder, end if drafts else math.inf)
     if not drafts:
         raise refusals[-1]
     best = max(drafts, key=lambda draft: builder.rank(draft.units)).units

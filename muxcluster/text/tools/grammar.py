@@ -88,7 +88,9 @@ def channel_grammar(
         answer = inner["json_schema"]
     if prompt_end is PromptEnd.AFTER:
         raise InvalidValue(
-            "a message that is continued has no calls whose form could be enforced", "tools"
+            "the prompt ends amid an answer or with a closed message: "
+            "there the form of calls cannot be enforced",
+            "tools",
         )
     last: list[tuple[Sequence[str], Any]] = [
         (harmony.call_headers(tool.name), _schema(tool, asked, HARMONY)) for tool in asked.callable

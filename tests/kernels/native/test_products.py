@@ -7,16 +7,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from muxcluster.kernels.native.products import Panels, Preparation, is_available, panels, product
+from muxcluster.kernels.native.products import Panels, Preparation, panels, product
+from tests.kernels.native.switch import has_native
 
-pytestmark = pytest.mark.skipif(not is_available(), reason="no C++ compiler, or not this processor")
-
-KINDS = ("fp32", "bf16", "int8", "fp8", "int4", "int4-zeros")
+KINDS = ("fp32", "bf16", "int8", "int8-zeros", "fp8", "int4", "int4-zeros")
 SHAPES = ((48, 64, 32), (53, 96, 96), (16, 520, 40), (7, 33, 33), (200, 300, 20))  # out, in, group
 
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
+    if not has_native():
+        pytest.skip("no C++ compiler here")
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -35,18 +36,18 @@ def _weight(kind: str, num_out: int, num_in: int, group: int) -> tuple[Panels, T
     if kind == "bf16":
         return panels(values.bfloat16()), values.bfloat16().double()
     scales = _random(num_out, num_in // group, seed=1).abs() + 0.1
-    zeros = None
-    if kind == "int8":
+    zeros = (_random(*scales.shape, seed=2) * 4 + 8).round() if kind.endswith("zeros") else None
+    if kind.startswith("int8"):
         values = (values * 50).round().clamp(-128, 127).to(torch.int8)
     elif kind == "fp8":
         values = (values * 100).to(torch.float8_e4m3fn)
         values[0, :5] = torch.tensor([0.0, 2.0**-9, -(2.0**-8), 448, -448]).to(values.dtype)
     else:
         values = (values * 4 + 8).round().clamp(0, 15).to(torch.uint8)
-        zeros = torch.full_like(scales, 8.0)
-        if kind == "int4-zeros":
-            zeros = (_random(*scales.shape, seed=2) * 4 + 8).round()
-    exact = values.double() - (0 if zeros is None else zeros.double().repeat_interleave(group, 1))
+    middle = 8.0 if kind == "int4" else 0.0
+    exact = values.double() - (
+        middle if zeros is None else zeros.double().repeat_interleave(group, 1)
+    )
     return panels(values, scales, zeros), exact * scales.double().repeat_interleave(group, 1)
 
 

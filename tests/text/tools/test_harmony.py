@@ -251,5 +251,5 @@ def test_a_call_or_json(model) -> None:
     assert accepted(model, grammar, THOUGHT + "<|channel|>final<|message|>[null]")
     assert not accepted(model, grammar, THOUGHT + FINAL)
     assert channel_grammar(tools, regex("a+", "x"), PromptEnd.BEFORE) is None
-    with pytest.raises(InvalidValue, match="continued"):
+    with pytest.raises(InvalidValue, match="form of calls cannot be enforced"):
         channel_grammar(tools, None, PromptEnd.AFTER)
