@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from muxcluster.demo.models import build_model
+from muxcluster.kernels.native.build import SWITCH
 from tests.engine.children.preloaded import fast_children, preloaded
+from tests.kernels.native.switch import without_native
 from tests.oracles import GreedyOracle
 
 __all__ = ["fast_children", "preloaded"]
@@ -49,3 +51,11 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def oracles(directories: Mapping[str, Path]) -> dict[str, GreedyOracle]:
     return {name: GreedyOracle(path) for name, path in directories.items()}
+
+
+@pytest.fixture
+def torch_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No C++ kernels, here and in child processes: a tape records what torch does, as a CUDA graph
+    records what a GPU does, and these run on no GPU."""
+    monkeypatch.setenv(SWITCH, "off")
+    without_native(True, monkeypatch)

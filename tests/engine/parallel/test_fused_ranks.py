@@ -13,10 +13,10 @@ from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu, kernel_deco
 from muxcluster.engine.forward.paged_forward import Forward
 from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.engine.load.division.layers import SummedLinear
-from muxcluster.engine.load.packing_cpu import PackedLinear
 from muxcluster.engine.load.paged_loading import load_model
 from muxcluster.engine.load.parity import WholeAttention
 from muxcluster.engine.memory.arena import Arena
+from muxcluster.engine.quantised.linear import FastLinear
 from muxcluster.engine.steps.runner import UnitMemory, UnitRunner
 from tests.engine.driver import Driver, Running, ragged, unit_of
 from tests.engine.parallel.conftest import ModelBuilder
@@ -59,7 +59,7 @@ def test_logits_are_the_whole_models(
             }
             assert sum(each.nbytes() for each in stored.values()) == held
         else:
-            assert isinstance(decoder.layers[0].qkv, PackedLinear)
+            assert isinstance(decoder.layers[0].qkv, FastLinear)
         return decoder.logits(tokens, torch.arange(19), WholeAttention(), wanted)
 
     ranks = on_ranks(size, logits)

@@ -18,6 +18,8 @@ from tests.engine.parallel.ranks import on_ranks, over_ranks
 from tests.engine.steps.test_decode_graphs import DRAWN, check, grow_and_shrink
 from tests.engine.tape import TapeCapture
 
+pytestmark = pytest.mark.usefixtures("torch_only")
+
 
 class TapedGroup:
     """Collectives are single operators of the tape."""

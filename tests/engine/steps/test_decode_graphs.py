@@ -21,6 +21,8 @@ from tests.engine.driver import Driver, Running, drivers, ragged, unit_of
 from tests.engine.tape import TapeCapture
 from tests.oracles import GreedyOracle
 
+pytestmark = pytest.mark.usefixtures("torch_only")
+
 SIDES = (Side.LEFT, Side.RIGHT)
 FAMILIES = ("llama", "qwen3", "opt", "mixtral", *slow("mistral", "qwen2", "gemma2"))
 

@@ -37,6 +37,7 @@ def requests() -> list:
     ]
 
 
+@pytest.mark.usefixtures("torch_only")
 @pytest.mark.parametrize("is_recorded", [False, True])
 @pytest.mark.parametrize("lane", ["mixed", "temporal"])
 def test_more_rows_than_max_seqs_decode_at_once(

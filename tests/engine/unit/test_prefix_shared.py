@@ -131,6 +131,7 @@ def test_the_threshold_of_the_policy(
     assert unit.scheduler.stats(0.0, "u").models[0].prefix_hits > 0
 
 
+@pytest.mark.usefixtures("torch_only")
 @pytest.mark.parametrize("lane", ["mixed", "temporal"])
 def test_recorded_steps_share_prefixes_too(
     tiny: ModelBuilder, oracle_of: Oracles, monkeypatch: pytest.MonkeyPatch, lane: str
