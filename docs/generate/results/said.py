@@ -573,7 +573,7 @@ _ALL: Mapping[str, tuple[Said, ...]] = {
         Said("step_slowdown_64_rows", "a decode step whose rows all have constraints, over one without", "less", "goal"),
         Said("invalid_outputs", "outputs of random schemas that do not follow them", "less", "goal"),
         Said("others_ttft_p99_ratio", "P99 of others' first tokens while large schemas compile, over alone", "less", "goal",
-             "In this record the process that compiles had a session of its own, and Linux divides the processors between sessions before it looks at priorities. It has the unit's session and the lowest priority since. Earlier records had the start of a spare owner in the time alone, which hid this."),
+             "Two cores have the two workers, the schemas' own prompts and what is compiled, at the lowest priority; as many requests whose schemas are small, which the record has as `small`, cost a part of it."),
     ),
     "prefix_tree": (
         Said("plan_seconds_3000", "plan of a job of 3,000 requests", "less"),
