@@ -54,7 +54,8 @@ def library(sources: Sequence[Path] = _SOURCES) -> CDLL | None:
 def _built(sources: Sequence[Path]) -> CDLL:
     """Raises CannotCompile and OSError."""
     compiler = _compiler()
-    parts = [each.read_bytes() for each in sources]
+    headers = sorted({header for each in sources for header in each.parent.glob("*.h")})
+    parts = [each.read_bytes() for each in (*sources, *headers)]
     parts += [" ".join((*compiler, *_FLAGS)).encode(), _version(compiler), _processor()]
     name = f"kernels-{hashlib.sha256(bytes(1).join(parts)).hexdigest()[:24]}.so"
     with _folder(name) as folder:
