@@ -227,7 +227,7 @@ def test_time_of_a_child_is_ours_and_time_of_a_stranger_is_not() -> None:
         return after.ours_s - before.ours_s, others_s
 
     ours_s, _ = spin_s()
-    assert ours_s >= 0.5
+    assert ours_s >= 0.45  # of a process, Linux counts in ticks of 10 ms
     # its parent is gone at once, so it belongs to nobody here
     ours_s, others_s = spin_s("sh", "-c", '"$@" & exit', "sh")
     assert ours_s < 0.25

@@ -165,8 +165,8 @@ def paged_prefill(
     kv_heads, group = table.shape[1], heads // table.shape[1]
     if tiling is None:
         members, major = triton.cdiv(tokens, rows) * group, capability(query.device)
-        is_rounded = halves.dtype != query.dtype
-        tiling = choose_tiling(members, group, head_dim, query.dtype, major, is_rounded=is_rounded)
+        is_widened = not halves.dtype.is_floating_point
+        tiling = choose_tiling(members, group, head_dim, query.dtype, major, is_widened=is_widened)
     prefill_kernel[tokens // (tiling.members // group) + rows, kv_heads](
         output,
         query,
@@ -222,8 +222,8 @@ def _specimens(
     exact = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
     half, block_tokens = pool_block(block, head_dim, stored)
     for major, numbers in ((8, (80,)), (9, (90, 100))):
-        is_rounded = bool(stored)
-        tiling = choose_tiling(members, group, head_dim, exact, major, is_rounded=is_rounded)
+        is_widened = stored in ("i8", "u8")
+        tiling = choose_tiling(members, group, head_dim, exact, major, is_widened=is_widened)
         sizes = f"m{tiling.members} n{tiling.keys}{' window cap' * limited} b{block}"
         constants = tile_constants(group, head_dim, tiling) | {
             "HALF": half,

@@ -45,7 +45,8 @@ def equal_units(plan: Plan, unit: PlannedUnit) -> list[PlannedUnit]:
     parked goes to the one that has its weights: those with the same models and memory."""
     if not unit.resident_bytes:
         return [unit]
-    return [each for each in plan.units if _kind(each) == _kind(unit)]
+    kind = _kind(unit)
+    return [each for each in plan.units if _kind(each) == kind]
 
 
 def _kind(unit: PlannedUnit) -> tuple[object, ...]:

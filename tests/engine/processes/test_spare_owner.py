@@ -47,10 +47,10 @@ class LightSpares(ForkLauncher):
 def idle_owner() -> int:
     """Process id of the spare, once it has imported what it needs."""
     deadline = time.monotonic() + PATIENCE_S
-    while IDLE not in children(os.getpid()):
+    while (found := children(os.getpid()).get(IDLE)) is None:
         assert time.monotonic() < deadline, "no spare"
         time.sleep(0.05)
-    return children(os.getpid())[IDLE]
+    return found
 
 
 def test_a_lost_owner_is_replaced_by_the_spare_and_the_tokens_stay(spec: UnitSpec) -> None:

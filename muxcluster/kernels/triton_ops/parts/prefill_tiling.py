@@ -29,11 +29,11 @@ def choose_tiling(
     dtype: torch.dtype,
     major: int,
     *,
-    is_rounded: bool = False,
+    is_widened: bool = False,
 ) -> Tiling:
     """Return tiles as large as registers allow, and no larger than rows of so many members need.
 
-    is_rounded: of keys and values, to 8 bits.
+    is_widened: whether keys and values lie in 8 bits that the program itself makes numbers of.
     """
     # Ampere's matrix units take both operands from registers, Hopper's from shared memory, which
     # leaves room for twice the keys.
@@ -45,7 +45,7 @@ def choose_tiling(
     most = 64 if is_ampere and padded > 128 else 128
     block = max(least, min(most, triton.next_power_of_2(members)))
     keys = max(32, (4096 if is_ampere or block < 128 else 8192) // padded)
-    if is_ampere and is_rounded:  # widening them takes registers too
+    if is_widened and (is_ampere or block >= 128):  # that takes registers too
         keys //= 2
     is_wide = block >= 128 or (is_ampere and block * padded >= 64 * 256)
     return Tiling(block, keys, 8 if is_wide else 4, 2)
