@@ -11,7 +11,7 @@ from muxcluster.core.kvshape import KvDtype
 from muxcluster.placement.shapes.families import runs_dense, undivided, undivided_shape
 from muxcluster.placement.shapes.known import shape_named
 from muxcluster.placement.shapes.shape import ModelShape, ShapeError
-from muxcluster.placement.shapes.weight_format import QUANTIZE
+from muxcluster.placement.shapes.weight_format import QUANTIZE, QUANTIZE_HEAD
 
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope", "su"})
 
@@ -69,7 +69,8 @@ def quantised(facts: ModelFacts, quantize: str) -> ModelFacts:
         return facts
     if stored is not None:
         raise ShapeError(f"the checkpoint's weights are quantised already: {stored.name}")
-    shape = replace(facts.shape, weights=asked)
+    head = None if facts.shape.tied_embeddings else QUANTIZE_HEAD[quantize]
+    shape = replace(facts.shape, weights=asked, head=head)
     check_quantised(shape, is_dense=facts.is_dense)
     return replace(facts, shape=shape, is_rounded=True)
 

@@ -1,10 +1,11 @@
 """Reads a model's config.json through transformers, and checks that a paged cache can serve it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, PretrainedConfig
 
 from muxcluster.core.errors import LoadError
@@ -89,6 +90,17 @@ def weight_format(spec: ModelSpec) -> WeightFormat | None:
     if found is None:
         return QUANTIZE.get(spec.quantize)
     return stored_format({"quantization_config": found})
+
+
+def rounds_inputs(spec: ModelSpec, model: Any) -> Callable[[nn.Module], bool]:
+    """Return which of the model's quantised linears round their inputs.
+
+    Those of `weight_format`, if it says so, but for an output layer that `quantize` rounds. Raises
+    LoadError as `quantisation`.
+    """
+    form = weight_format(spec)
+    head = model.get_output_embeddings() if quantisation(Path(spec.path)) is None else None
+    return lambda linear: form is not None and form.rounds_inputs and linear is not head
 
 
 def _first_line(error: Exception) -> str:

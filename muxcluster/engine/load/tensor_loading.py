@@ -17,14 +17,14 @@ from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.engine.load.division.stored_weights import WeightFiles
 from muxcluster.engine.load.dummy import DummyWeights
 from muxcluster.engine.load.filling import WeightSource, fill
-from muxcluster.engine.load.hf_config import quantisation, weight_format
+from muxcluster.engine.load.hf_config import quantisation, rounds_inputs, weight_format
 from muxcluster.engine.load.skeleton import skeleton
 from muxcluster.engine.load.weights import check_weight_files, tensors_by_file
 from muxcluster.engine.quantised.formats import BadTensors, read_weight
 from muxcluster.engine.quantised.replacing import LinearSource, NoPart, replace_linears
 from muxcluster.engine.quantised.rounding import quantised
 from muxcluster.engine.quantised.weight import QuantisedWeight
-from muxcluster.placement.shapes.weight_format import WeightFormat
+from muxcluster.placement.shapes.weight_format import QUANTIZE_HEAD, WeightFormat
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +71,7 @@ def _quantise(
     else:
         linears = _Stored(source, found, file)
     try:
-        num_replaced = replace_linears(
-            model, linears, parts, device, rounds_inputs=form.rounds_inputs
-        )
+        num_replaced = replace_linears(model, linears, parts, device, rounds_inputs(spec, model))
     except NoPart as error:
         raise LoadError(file, f"cannot be divided: {error}") from error
     if not num_replaced and found is None:
@@ -119,15 +117,17 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Rounded:
-    """Linears of an ordinary checkpoint; the output layer stays as it is."""
+    """Linears of an ordinary checkpoint; an output layer tied to the embeddings stays as it is."""
 
     source: WeightSource
     form: WeightFormat
     model: Any
 
     def linear(self, name: str, linear: nn.Linear) -> QuantisedWeight | None:
-        if linear is self.model.get_output_embeddings() or linear.in_features % 2:
+        is_head = linear is self.model.get_output_embeddings()
+        is_tied = is_head and linear.weight is self.model.get_input_embeddings().weight
+        if is_tied or linear.in_features % 2:
             return None
         weight = f"{name}.weight"
         whole: Tensor = self.source.parts((weight,), linear.weight, None)[weight]
-        return quantised(whole, self.form)
+        return quantised(whole, QUANTIZE_HEAD[self.form.kind] if is_head else self.form)

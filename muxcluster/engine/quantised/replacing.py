@@ -43,13 +43,12 @@ def replace_linears(
     source: LinearSource,
     cuts: Mapping[str, Cut],
     device: str,
-    *,
-    rounds_inputs: bool,
+    rounds_inputs: Callable[[nn.Module], bool],
 ) -> int:
     """Replace the linears that `source` has quantised, one at a time; return how many.
 
-    cuts: of this rank, by the name of the weight; others are whole. Biases stay, with or without
-    data. Raises NoPart, and LoadError as `source`.
+    cuts: of this rank, by the name of the weight; others are whole. rounds_inputs: whether that of
+    a linear does. Biases stay, with or without data. Raises NoPart, and LoadError as `source`.
     """
     num_replaced = 0
     for name, linear in list(model.named_modules()):
@@ -64,7 +63,7 @@ def replace_linears(
         except ValueError as error:
             raise NoPart(f"{name}: {error}") from error
         layer = QuantisedLinear(
-            mine.to(device), linear.bias, linear.weight.dtype, rounds_inputs=rounds_inputs
+            mine.to(device), linear.bias, linear.weight.dtype, rounds_inputs=rounds_inputs(linear)
         )
         model.set_submodule(name, layer)
         num_replaced += 1
@@ -72,11 +71,14 @@ def replace_linears(
 
 
 def put_linears(
-    model: nn.Module, tensor_of: Callable[[str], Tensor | None], *, rounds_inputs: bool
+    model: nn.Module,
+    tensor_of: Callable[[str], Tensor | None],
+    rounds_inputs: Callable[[nn.Module], bool],
 ) -> None:
     """Put quantised linears where another process's copy of `model` has them.
 
-    tensor_of: its tensors by name, None: there is none of that name. Biases stay.
+    tensor_of: its tensors by name, None: there is none of that name. rounds_inputs: as of
+    `replace_linears`. Biases stay.
     """
     for name, linear in list(model.named_modules()):
         values, scales = (tensor_of(f"{name}.{leaf}") for leaf in ("values", "scales"))
@@ -90,6 +92,6 @@ def put_linears(
             tensor_of(f"{name}.order"),
         )
         layer = QuantisedLinear(
-            weight, linear.bias, linear.weight.dtype, rounds_inputs=rounds_inputs
+            weight, linear.bias, linear.weight.dtype, rounds_inputs=rounds_inputs(linear)
         )
         model.set_submodule(name, layer)

@@ -5,13 +5,15 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from muxcluster.engine.quantised.weight import QuantisedWeight, packed
+from muxcluster.engine.quantised.weight import QuantisedWeight, joined, packed
 from muxcluster.placement.shapes.weight_format import WeightFormat
 
 _MOST_INT8 = 127
 _MOST_INT4 = 15
 _MOST_FP8 = 448.0  # of float8_e4m3
 _LEAST_SCALE = 1e-12  # of a row of zeros
+# Of a weight in fp32, at a time: an output layer of 128,000 tokens would take gigabytes.
+_MOST_ELEMENTS = 2**25
 
 
 def quantised(weight: Tensor, form: WeightFormat) -> QuantisedWeight:
@@ -21,7 +23,12 @@ def quantised(weight: Tensor, form: WeightFormat) -> QuantisedWeight:
     zero point for every group of inputs, so that its range is that of the values; groups of the
     largest size up to `form.group` that divides the inputs.
     """
-    exact = weight.float()
+    num_rows = max(1, _MOST_ELEMENTS // weight.shape[1])
+    pieces = [_rounded(each.float(), form) for each in weight.split(num_rows)]
+    return pieces[0] if len(pieces) == 1 else joined(pieces)
+
+
+def _rounded(exact: Tensor, form: WeightFormat) -> QuantisedWeight:
     if form.kind == "int4":
         return _int4(exact, gcd(form.group, exact.shape[1]))
     largest = exact.abs().amax(dim=1, keepdim=True)

@@ -49,6 +49,7 @@ class ModelShape:
     state_params: int = 0
     state_size: int = 0  # elements of the states of one sequence, of all layers
     weights: WeightFormat | None = None  # of the layers' linears; None: elements as all others
+    head: WeightFormat | None = None  # of an output layer that is not tied; None: likewise
     kv_dtype: KvDtype = "auto"  # of keys and values; "auto": elements as all others
 
     @classmethod
@@ -132,11 +133,17 @@ class ModelShape:
         return 2 * self.active_params + attention
 
     def _bytes(self, num_params: float, in_layers: float, itemsize: int) -> float:
-        """Bytes of so many weights, of which `in_layers` are of the layers' linears."""
-        if self.weights is None:
-            return num_params * itemsize
-        per_weight = self.weights.bytes_per_weight(self.hidden_size)
-        return (num_params - in_layers) * itemsize + in_layers * per_weight
+        """Bytes of so many weights, of which `in_layers` are of the layers' linears.
+
+        Those of an output layer that is not tied are among the others.
+        """
+        found = num_params * itemsize
+        if self.weights is not None:
+            found += in_layers * (self.weights.bytes_per_weight(self.hidden_size) - itemsize)
+        if self.head is not None:
+            in_head = self.vocab_size * self.hidden_size
+            found += in_head * (self.head.bytes_per_weight(self.hidden_size) - itemsize)
+        return found
 
     def _mlp_params(self, size: int) -> int:
         return (3 if self.gated_mlp else 2) * self.hidden_size * size

@@ -57,6 +57,14 @@ QUANTIZE: Final[Mapping[str, WeightFormat]] = {
     "fp8": WeightFormat("fp8"),
 }
 
+# And of its output layer, unless that is tied to the embeddings. Every logit depends on it, so its
+# inputs stay as they are, and so do 8 bits where the layers have 4.
+QUANTIZE_HEAD: Final[Mapping[str, WeightFormat]] = {
+    "int8": WeightFormat("int8"),
+    "int4": WeightFormat("int8"),
+    "fp8": WeightFormat("fp8"),
+}
+
 
 def stored_format(config: Mapping[str, Any]) -> WeightFormat | None:
     """Return the format that a config.json's `quantization_config` tells; None: not quantised.

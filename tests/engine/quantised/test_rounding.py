@@ -17,7 +17,7 @@ from muxcluster.engine.load.dense_loading import load_dense
 from muxcluster.engine.load.packing_cpu import pack_linears
 from muxcluster.engine.load.paged_loading import load_model
 from muxcluster.engine.load.parity import WholeAttention
-from muxcluster.engine.quantised import cpu_products
+from muxcluster.engine.quantised import cpu_products, rounding
 from muxcluster.engine.quantised.cpu_products import Int4Linear, Int8Linear, fast_linear
 from muxcluster.engine.quantised.linear import FastLinear, QuantisedLinear
 from muxcluster.engine.quantised.panel_linear import can_read, panel_linear
@@ -48,6 +48,19 @@ def test_each_element_is_the_nearest(kind: str) -> None:
         bound = step / 2
     assert ((dense - weight).abs() <= bound * 1.001).all()
     assert (dense[3] == 0).all()
+
+
+@pytest.mark.parametrize("kind", QUANTIZE)
+def test_large_weights_are_rounded_piece_by_piece(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = _random(50, 128)
+    whole = quantised(weight, QUANTIZE[kind])
+    monkeypatch.setattr(rounding, "_MOST_ELEMENTS", 7 * 128)
+    for found, expected in zip(
+        quantised(weight, QUANTIZE[kind]).tensors(), whole.tensors(), strict=True
+    ):
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("kind", QUANTIZE)
@@ -127,7 +140,7 @@ def test_served_tokens_are_those_of_the_weights_that_are_held(
         if isinstance(each, QuantisedLinear):
             dense.get_submodule(name).weight.data = each.weight
             num_rounded += 1
-    assert num_rounded == 7 * dense.config.num_hidden_layers
+    assert num_rounded == 7 * dense.config.num_hidden_layers + 1
     dense.save_pretrained(tmp_path / "dense")
     unit = unit_of(source, quantize=kind)
     (driver,) = drivers(unit)
@@ -144,19 +157,20 @@ def test_rounded_inputs_are_those_of_a_model_that_rounds_them(tiny: ModelBuilder
     expected = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     tokens = torch.arange(1, 40).unsqueeze(0)
 
-    def rounding(weight: Tensor) -> nn.Module:
+    def rounding_linear(weight: Tensor, *, rounds_inputs: bool) -> nn.Module:
         class Rounding(nn.Module):
             def forward(self, inputs: Tensor) -> Tensor:
                 scale = inputs.double().abs().amax(-1, keepdim=True) / 127
                 near = torch.round(inputs.double() / scale) * scale
-                return linear(near, weight.double()).float()
+                return linear(near if rounds_inputs else inputs.double(), weight.double()).float()
 
         return Rounding()
 
     plain = expected(tokens).logits[0]
     for name, each in list(model.named_modules()):
         if isinstance(each, QuantisedLinear):
-            expected.set_submodule(name, rounding(each.weight))
+            layer = rounding_linear(each.weight, rounds_inputs=name != "lm_head")
+            expected.set_submodule(name, layer)
     with torch.inference_mode():
         whole = expected(tokens).logits[0]
         pack_linears(model)
@@ -168,9 +182,13 @@ def test_rounded_inputs_are_those_of_a_model_that_rounds_them(tiny: ModelBuilder
     assert (found.argmax(-1) == whole.argmax(-1)).float().mean() > 0.9
 
 
+@pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("kind", QUANTIZE)
-def test_the_plan_counts_the_bytes_that_are_held(tiny: ModelBuilder, kind: str) -> None:
-    source = tiny("qwen2", intermediate_size=384)  # which groups of 128 divide, as of real models
+def test_the_plan_counts_the_bytes_that_are_held(
+    tiny: ModelBuilder, kind: str, is_tied: bool
+) -> None:
+    # groups of 128 divide its inputs, as those of real models
+    source = tiny("qwen2", intermediate_size=384, tie_word_embeddings=is_tied)
     model = load_model(model_spec(source, "m", quantize=kind), "cpu")
     held = sum(
         each.quantised.nbytes for each in model.modules() if isinstance(each, QuantisedLinear)
@@ -179,6 +197,12 @@ def test_the_plan_counts_the_bytes_that_are_held(tiny: ModelBuilder, kind: str) 
     facts = with_quantised(read_facts(source), kind)
     assert held == pytest.approx(facts.shape.weight_bytes(4), rel=0.02)
     assert held < 0.7 * read_facts(source).shape.weight_bytes(4)
+    head = model.get_output_embeddings()
+    if is_tied:
+        assert head.weight is model.get_input_embeddings().weight
+    else:
+        assert head.values.dtype == (torch.float8_e4m3fn if kind == "fp8" else torch.int8)
+        assert not head.rounds_inputs
 
 
 def test_the_dense_backend_refuses_them(tiny: ModelBuilder) -> None:

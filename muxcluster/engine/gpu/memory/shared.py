@@ -15,7 +15,7 @@ from muxcluster.engine.gpu.memory.files import SharedFiles, opened
 from muxcluster.engine.gpu.memory.ipc import DeviceExports, DeviceImports, check_plain_memory
 from muxcluster.engine.gpu.memory.manifest import Manifest, Region, manifest_of, tensors_of
 from muxcluster.engine.gpu.memory.model_tensors import put_tensors, tensors_in
-from muxcluster.engine.load.hf_config import NotPaged, read_config, weight_format
+from muxcluster.engine.load.hf_config import NotPaged, read_config, rounds_inputs, weight_format
 from muxcluster.engine.load.merging import merge_products
 from muxcluster.engine.load.paged_loading import load_model
 from muxcluster.engine.load.parity import has_llama_layers
@@ -110,14 +110,13 @@ def mapped_memory(spec: UnitSpec, manifest: Manifest) -> UnitMemory:
 
 def _like_the_owners(model: nn.Module, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> None:
     """Put quantised linears where the owner's model has them."""
-    form = weight_format(spec)
-    if form is None:
+    if weight_format(spec) is None:
         return
 
     def tensor_of(name: str) -> Tensor | None:
         return tensors.get(_weight(spec.name, name))
 
-    put_linears(model, tensor_of, rounds_inputs=form.rounds_inputs)
+    put_linears(model, tensor_of, rounds_inputs(spec, model))
 
 
 def _opener(device: torch.device) -> Callable[[Region], Tensor]:
