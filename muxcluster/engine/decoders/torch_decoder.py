@@ -1,9 +1,10 @@
 """Decoder of Llama's kind with as few operators per layer as torch offers on the CPU.
 
-Q, K and V are one packed product, and so are gate and up; residuals are added by the product that
-precedes them. Our C++ products norm and gate their rows themselves. Rotary is one product of
-complex numbers, for which the rows of Q and K lie in pairs. Scores do not depend on the order
-inside a head, so this order stays inside the decoder.
+Where all of it has C++ kernels, a step of one token a row is one call. Otherwise Q, K and V are one
+packed product, and so are gate and up; residuals are added by the product that precedes them. Our
+C++ products norm and gate their rows themselves. Rotary is one product of complex numbers, for
+which the rows of Q and K lie in pairs. Scores do not depend on the order inside a head, so this
+order stays inside the decoder.
 """
 
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from torch import Tensor
 from torch.nn.functional import embedding, silu
 
 from muxcluster.engine.forward.attention import LayerAttention, LayerCall
+from muxcluster.engine.forward.cpu_attention import PlannedAttention
 from muxcluster.engine.forward.paged_forward import finished
 from muxcluster.engine.quantised.panel_linear import can_fuse
 from muxcluster.kernels.native.attention import can_turn, turn
+from muxcluster.kernels.native.step import DecodeStep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +117,7 @@ class FusedDecoder:
     layers: tuple[FusedLayer, ...]
     norm: RmsNorm
     head: Product
+    step: DecodeStep | None = None  # of rows of one new token; None: as all others
 
     @property
     def has_windows(self) -> bool:
@@ -127,6 +131,11 @@ class FusedDecoder:
         wanted: Tensor | None,
         out: Tensor | None = None,
     ) -> Tensor:
+        if self.step is not None and isinstance(attention, PlannedAttention):
+            rows = attention.decode_rows(self.embeddings.dtype, 2 * self.turns.shape[-1])
+            if rows is not None:
+                asked = torch.arange(len(tokens)) if wanted is None else wanted
+                return self.step.logits(tokens, rows, asked, out)
         hidden = embedding(tokens, self.embeddings)
         turns = self.turns[positions]
         for layer in self.layers:

@@ -1,6 +1,7 @@
 """Builds a `FusedDecoder` from a loaded model and checks that its logits are the same."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from muxcluster.engine.quantised.linear import (
     has_rounding,
     joined_linear,
 )
+from muxcluster.engine.quantised.panel_linear import PanelLinear
+from muxcluster.kernels.native.step import DecoderLayer, DecodeStep, Linear, Norm, is_available
 
 
 def is_fusible(model: Foreign) -> bool:
@@ -61,13 +64,53 @@ def _fused(model: Foreign, calls: Sequence[LayerCall], num_positions: int) -> Fu
     config = model.config
     heads = (config.num_attention_heads, config.num_key_value_heads)
     layers = [_layer(layer, call, heads) for layer, call in zip(body.layers, calls, strict=True)]
-    return FusedDecoder(
+    decoder = FusedDecoder(
         embeddings=body.embed_tokens.weight.detach(),
         turns=turns,
         layers=tuple(layers),
         norm=_norm(body.norm),
         head=product_of([model.lm_head]),
     )
+    return replace(decoder, step=native_step(decoder))
+
+
+def native_step(decoder: FusedDecoder) -> DecodeStep | None:
+    """Return the decoder's steps in one call, None where some part has no C++ kernel here."""
+    head = _native(decoder.head)
+    layers = [_native_layer(layer) for layer in decoder.layers]
+    heads = {(layer.heads, layer.kv_heads) for layer in decoder.layers}
+    known = [each for each in layers if each is not None]
+    if not is_available() or head is None or len(known) < len(layers) or len(heads) != 1:
+        return None
+    norm = _native_norm(decoder.norm)
+    return DecodeStep(known, decoder.embeddings, decoder.turns, norm, head, heads.pop())
+
+
+def _native_layer(layer: FusedLayer) -> DecoderLayer | None:
+    products = (layer.qkv, layer.output, layer.gate_up, layer.down)
+    linears = [each for each in map(_native, products) if each is not None]
+    if len(linears) < len(products):
+        return None
+    query, key = layer.query_norm, layer.key_norm
+    return DecoderLayer(
+        *linears,
+        attention_norm=_native_norm(layer.attention_norm),
+        mlp_norm=_native_norm(layer.mlp_norm),
+        query_norm=query and _native_norm(query),
+        key_norm=key and _native_norm(key),
+        number=layer.call.layer,
+        scale=layer.call.scale,
+        sliding_window=layer.call.sliding_window,
+        soft_cap=layer.call.soft_cap,
+    )
+
+
+def _native(product: Product) -> Linear | None:
+    return product.native if isinstance(product, PanelLinear) else None
+
+
+def _native_norm(norm: RmsNorm) -> Norm:
+    return Norm(norm.weight.float().contiguous(), norm.eps_number)
 
 
 def _turns(rotary: Foreign, num_positions: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Paged attention on the CPU with one plan per step instead of one per layer."""
 
+import torch
 from torch import Tensor
 
 from muxcluster.engine.forward.attention import LayerCall
@@ -12,7 +13,8 @@ from muxcluster.kernels.cpu.decode_plans import decode_plan
 from muxcluster.kernels.cpu.prefix_plan import PrefixPlan
 from muxcluster.kernels.kv_write import WritePlan, write_plan
 from muxcluster.kernels.layout import half_rows
-from muxcluster.kernels.native.attention import NativeDecode, NativeWrite
+from muxcluster.kernels.native.attention import NativeDecode, NativeWrite, suits
+from muxcluster.kernels.native.step import DecodeRows
 
 
 class PlannedAttention:
@@ -28,6 +30,27 @@ class PlannedAttention:
         self._halves: Tensor | None = None
         self._write: WritePlan | NativeWrite | None = None
         self._decodes: dict[int | None, NativeDecode | DirectPlan | DecodePlan | PrefixPlan] = {}
+
+    def decode_rows(self, dtype: torch.dtype, head_dim: int) -> DecodeRows | None:
+        """Return the batch for a step in one call of the C++ kernels, None: it has other rows.
+
+        Every row must have one new token, and no prefix be shared. dtype: the model's.
+        """
+        arena, batch, single = self._arena, self._batch, self._batch.single
+        if single is None or single.groups is not None or batch.many or batch.fresh:
+            return None
+        stored = arena.kv_dtype or dtype
+        halves = half_rows(self._pool, stored, arena.block_tokens, head_dim)
+        if not suits(halves, arena.tables):
+            return None
+        return DecodeRows(
+            batch.token_rows,
+            batch.positions,
+            halves,
+            arena.tables,
+            arena.from_right,
+            arena.block_tokens,
+        )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
         """Write the new keys and values into the pool, then attend over it."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from muxcluster.engine.quantised.linear import FastLinear, QuantisedLinear
 from muxcluster.kernels.native.products import Panels, Preparation, is_available, panels, product
+from muxcluster.kernels.native.step import Linear
 from muxcluster.kernels.quantised_product import unpacked
 
 _DTYPES = (torch.float32, torch.bfloat16)  # of inputs: sums are in fp32
@@ -62,6 +63,13 @@ class PanelLinear(FastLinear):
     def of_gated_plus(self, gate_up: Tensor, added: Tensor) -> Tensor:
         """Return the product of silu(gate) * up, plus `added`. gate_up: fp32 [rows, 2 * in]."""
         return self._product(gate_up, added, self._gated)
+
+    @property
+    def native(self) -> Linear | None:
+        """What a native step needs of this layer, None: its inputs have an order of their own."""
+        if self.order is not None:
+            return None
+        return Linear(self.panels, self._wide_bias, self._plain.rounds)
 
     def _product(self, inputs: Tensor, added: Tensor | None, preparation: Preparation) -> Tensor:
         if self.order is not None:

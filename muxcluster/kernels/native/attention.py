@@ -11,18 +11,25 @@ from muxcluster.kernels.native.build import library
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = (torch.float32, torch.bfloat16)  # of keys and values
+# numbers of `Stored` in attention.h, by dtype of the view from `half_rows`
+_STORED = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
+_SAME = (torch.float32, torch.bfloat16)  # what is stored as it comes
 _POINTER = c_void_p
 _WHERE = (_POINTER, c_int64, c_int64, c_int64, _POINTER, c_int64, c_int64, _POINTER)
 
 
 def suits(halves: Tensor, tables: Tensor) -> bool:
     """Return whether the kernels can read this pool here. halves: as of `half_rows`."""
-    if halves.dtype not in _DTYPES or halves.is_cuda:
+    if halves.dtype not in _STORED or halves.is_cuda:
         return False
     if tables.dtype != torch.int32 or tables.stride(-1) != 1:
         return False
     return _library() is not None
+
+
+def stored_as(halves: Tensor) -> int:
+    """Return the number of `Stored` in attention.h. halves: as of `half_rows`."""
+    return _STORED[halves.dtype]
 
 
 def can_turn() -> bool:
@@ -69,7 +76,8 @@ class NativeWrite:
 
     def into(self, found: CDLL, key: Tensor, value: Tensor, halves: Tensor, layer: int) -> None:
         """As `write`, by this library."""
-        if key.shape != value.shape or not key.dtype == value.dtype == halves.dtype:
+        is_other = halves.dtype in _SAME and key.dtype != halves.dtype
+        if key.shape != value.shape or key.dtype != value.dtype or is_other:
             raise ValueError(
                 f"keys {key.dtype} {tuple(key.shape)} and values {value.dtype} "
                 f"{tuple(value.shape)} in a pool of {halves.dtype}"
@@ -77,12 +85,14 @@ class NativeWrite:
         if len(key) != len(self._positions):
             raise ValueError(f"{len(key)} keys for {len(self._positions)} positions")
         tokens, kv_heads, head_dim = key.shape
+        if halves.dtype not in _SAME:
+            key, value = key.float(), value.float()
         key, value = (
             each if each.stride()[1:] == (head_dim, 1) else each.contiguous()
             for each in (key, value)
         )
         found.mux_kv_write(
-            key.dtype == torch.bfloat16,
+            stored_as(halves),
             *self._pool.arguments(halves, head_dim, layer),
             tokens,
             kv_heads,
@@ -151,7 +161,7 @@ class NativeDecode:
         attended = torch.empty_like(query)
         sums = None if log_sums is None else torch.empty((rows, kv_heads, group))
         found.mux_decode(
-            halves.dtype == torch.bfloat16,
+            stored_as(halves),
             *self._pool.arguments(halves, head_dim, layer),
             rows,
             kv_heads,

@@ -13,12 +13,14 @@
 #include <vector>
 
 #include "exponential.h"
+#include "products.h"
+#include "elements.h"
 
+namespace mux {
 namespace {
 
 enum Kind { FP32, BF16, INT8, FP8, INT4 };
 
-constexpr int64_t WIDTH = 16;         // outputs of a panel: two registers of fp32
 constexpr int64_t DEPTH = 256;        // inputs of a widened tile: 16 KiB
 constexpr int BLOCK_ROWS = 6;         // with two registers each, what 16 registers hold
 constexpr int64_t MANY_ROWS = 32 * BLOCK_ROWS; // a tile's inputs lie in the second-level cache
@@ -35,28 +37,9 @@ template <> constexpr int64_t BYTES<INT8> = 16;
 template <> constexpr int64_t BYTES<FP8> = 16;
 template <> constexpr int64_t BYTES<INT4> = 8;
 
-struct Weight {
-    const uint8_t *values; // [panels, inputs, BYTES]
-    const float *scales;   // [panels, groups, 16]; of fp32 and bf16 none
-    const float *zeros;    // like `scales`, or none: 8 for 4 bits, else 0
-    int64_t num_in, num_out, group;
-
-    int64_t num_panels() const { return (num_out + WIDTH - 1) / WIDTH; }
-    int64_t num_groups() const { return num_in / group; }
-};
-
 struct Pair {
     __m256 low, high;
 };
-
-inline __m256 of_fp8(__m256i bytes) {
-    // Exponent and mantissa at the places of fp32, whose bias is 120 more; right for small numbers
-    // without a leading one, too. The one pattern for "not a number" is not looked for.
-    const __m256i rest = _mm256_slli_epi32(_mm256_and_si256(bytes, _mm256_set1_epi32(0x7f)), 20);
-    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(bytes, _mm256_set1_epi32(0x80)), 24);
-    const __m256 size = _mm256_mul_ps(_mm256_castsi256_ps(rest), _mm256_set1_ps(0x1p120f));
-    return _mm256_or_ps(size, _mm256_castsi256_ps(sign));
-}
 
 template <int kind> inline Pair widened(const uint8_t *at) {
     if constexpr (kind == FP32) {
@@ -294,7 +277,7 @@ void panels(const Weight &weight, int64_t first, int64_t end, const float *input
 }
 
 // found [inputs] = silu(gate) * up of [2 * inputs], first all gates.
-void gate_row(const float *both, int64_t num_in, float *found) {
+void gate_row(const float *both, int64_t num_in, bool is_bf16, float *found) {
     const float *gates = both, *ups = both + num_in;
     const __m256 one = _mm256_set1_ps(1.0f), signs = _mm256_set1_ps(-0.0f);
     int64_t place = 0;
@@ -303,23 +286,39 @@ void gate_row(const float *both, int64_t num_in, float *found) {
         const __m256 power = exponential(_mm256_or_ps(gate, signs)); // of minus its size
         const __m256 top = _mm256_blendv_ps(one, power, gate);       // where the gate is negative
         const __m256 sigmoid = _mm256_div_ps(top, _mm256_add_ps(one, power));
-        const __m256 product = _mm256_mul_ps(gate, _mm256_loadu_ps(ups + place));
-        _mm256_storeu_ps(found + place, _mm256_mul_ps(product, sigmoid));
+        __m256 silu = _mm256_mul_ps(gate, sigmoid);
+        if (is_bf16)
+            silu = rounded(silu);
+        _mm256_storeu_ps(found + place, _mm256_mul_ps(silu, _mm256_loadu_ps(ups + place)));
     }
-    for (; place < num_in; ++place)
-        found[place] = gates[place] / (1.0f + std::exp(-gates[place])) * ups[place];
+    for (; place < num_in; ++place) {
+        const float silu = gates[place] / (1.0f + std::exp(-gates[place]));
+        found[place] = (is_bf16 ? rounded(silu) : silu) * ups[place];
+    }
+    if (is_bf16)
+        round_all(found, num_in);
 }
 
-// found [inputs] = a row over the root of its mean square, times a weight.
-void norm_row(const float *row, int64_t num_in, const float *weight, float eps, float *found) {
+} // namespace
+
+void norm_row(const float *row, int64_t num_in, const float *weight, float eps, bool is_bf16,
+              float *found) {
     float squares = 0.0f;
 #pragma omp simd reduction(+ : squares)
     for (int64_t place = 0; place < num_in; ++place)
         squares += row[place] * row[place];
     const float factor = 1.0f / std::sqrt(squares / float(num_in) + eps);
     for (int64_t place = 0; place < num_in; ++place)
-        found[place] = row[place] * factor * weight[place];
+        found[place] = row[place] * factor;
+    if (is_bf16)
+        round_all(found, num_in);
+    for (int64_t place = 0; place < num_in; ++place)
+        found[place] *= weight[place];
+    if (is_bf16)
+        round_all(found, num_in);
 }
+
+namespace {
 
 // Round a row to 8 bits: its largest element becomes 127 steps.
 void round_row(const float *row, int64_t num_in, float *found) {
@@ -332,23 +331,15 @@ void round_row(const float *row, int64_t num_in, float *found) {
         found[place] = std::nearbyint(row[place] / scale) * scale;
 }
 
-// What is done to each row before it is multiplied, in this order.
-struct Preparation {
-    const float *norm; // weight of the norm, or none
-    float eps;
-    bool is_gated; // rows are [gate, up]
-    bool rounds;
-
-    bool is_none() const { return !norm && !is_gated && !rounds; }
-    void row(const float *given, int64_t num_in, float *found) const {
-        if (is_gated)
-            gate_row(given, num_in, found);
-        else if (norm)
-            norm_row(given, num_in, norm, eps, found);
-        if (rounds)
-            round_row(is_gated || norm ? found : given, num_in, found);
-    }
-};
+// Prepare one row of `given`.
+void prepare(const Preparation &preparation, const float *given, int64_t num_in, float *found) {
+    if (preparation.is_gated)
+        gate_row(given, num_in, preparation.is_bf16, found);
+    else if (preparation.norm)
+        norm_row(given, num_in, preparation.norm, preparation.eps, preparation.is_bf16, found);
+    if (preparation.rounds)
+        round_row(preparation.is_gated || preparation.norm ? found : given, num_in, found);
+}
 
 // Put prepared rows [rows, inputs] (`step` apart) into blocks of 6 rows: [inputs, rows of it].
 void in_blocks(const float *inputs, int64_t step, int64_t num_rows, int64_t num_in,
@@ -359,7 +350,7 @@ void in_blocks(const float *inputs, int64_t step, int64_t num_rows, int64_t num_
     for (int64_t each = 0; each < rows; ++each) {
         const float *row = inputs + (first + each) * step;
         if (!preparation.is_none()) {
-            preparation.row(row, num_in, prepared);
+            prepare(preparation, row, num_in, prepared);
             row = prepared;
         }
         for (int64_t input = 0; input < num_in; ++input)
@@ -367,13 +358,84 @@ void in_blocks(const float *inputs, int64_t step, int64_t num_rows, int64_t num_
     }
 }
 
-// Scratch memory that a thread keeps from call to call, but not much of it.
-void trim(std::vector<float> &scratch) {
-    if (scratch.capacity() > KEPT_FLOATS)
-        std::vector<float>().swap(scratch);
+// Return the sums of each group of a prepared row.
+void sum_groups(const float *row, int64_t num_groups, int64_t group, float *sums) {
+    for (int64_t number = 0; number < num_groups; ++number, row += group) {
+        float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t input = 0; input < group; ++input)
+            sum += row[input];
+        sums[number] = sum;
+    }
 }
 
 } // namespace
+
+void Scratch::fit(const Product &product, int64_t num_rows) {
+    const Weight &weight = product.weight;
+    const size_t size = size_t(num_rows * weight.num_in);
+    std::vector<float> &rows = num_rows > FEW_ROWS ? blocks : prepared;
+    rows.resize(std::max(rows.size(), size));
+    if (num_rows <= FEW_ROWS && (weight.zeros || product.kind == INT4))
+        sums.resize(std::max(sums.size(), size_t(num_rows * weight.num_groups())));
+}
+
+void Scratch::trim() {
+    for (std::vector<float> *each : {&prepared, &blocks, &sums})
+        if (each->capacity() > KEPT_FLOATS)
+            std::vector<float>().swap(*each);
+}
+
+void product_by_team(const Product &product, const float *inputs, int64_t num_rows,
+                     const Preparation &preparation, const float *added, float *outputs,
+                     Scratch &scratch) {
+    const Weight &weight = product.weight;
+    const int64_t num_in = weight.num_in, num_out = weight.num_out;
+    const int64_t step = preparation.is_gated ? 2 * num_in : num_in;
+    const bool has_sums = weight.zeros || product.kind == INT4;
+    float *sums = scratch.sums.data();
+    if (num_rows > FEW_ROWS) {
+        static thread_local std::vector<float> row;
+        row.resize(size_t(num_in));
+        float *found = scratch.blocks.data();
+#pragma omp for
+        for (int64_t number = 0; number < (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS; ++number)
+            in_blocks(inputs, step, num_rows, num_in, number, preparation, row.data(), found);
+        inputs = found;
+    } else if (has_sums || !preparation.is_none()) {
+        float *found = scratch.prepared.data();
+        const int64_t num_groups = weight.num_groups();
+#pragma omp for
+        for (int64_t row = 0; row < num_rows; ++row) {
+            const float *ready = inputs + row * step;
+            if (!preparation.is_none()) {
+                prepare(preparation, ready, num_in, found + row * num_in);
+                ready = found + row * num_in;
+            }
+            if (has_sums)
+                sum_groups(ready, num_groups, weight.group, sums + row * num_groups);
+        }
+        if (!preparation.is_none())
+            inputs = found;
+    }
+    const int64_t number = omp_get_thread_num(), count = omp_get_num_threads();
+    const int64_t num_panels = weight.num_panels();
+    const int64_t first = num_panels * number / count, end = num_panels * (number + 1) / count;
+    const auto run = product.kind == FP32   ? panels<FP32>
+                     : product.kind == BF16 ? panels<BF16>
+                     : product.kind == INT8 ? panels<INT8>
+                     : product.kind == FP8  ? panels<FP8>
+                                            : panels<INT4>;
+    run(weight, first, end, inputs, num_rows, sums, {product.bias, added, num_out}, outputs);
+    if (preparation.is_bf16) {
+        const int64_t column = first * WIDTH, until = std::min(end * WIDTH, num_out);
+        for (int64_t row = 0; row < num_rows && column < until; ++row)
+            round_all(outputs + row * num_out + column, until - column);
+    }
+#pragma omp barrier
+}
+
+} // namespace mux
 
 // outputs [rows, out] = prepared inputs [rows, in] times the weight, plus bias and `added` where
 // given.
@@ -382,56 +444,18 @@ extern "C" void mux_product(int kind, const uint8_t *values, const float *scales
                             const float *inputs, int64_t num_rows, const float *norm, float eps,
                             int is_gated, int rounds, const float *bias, const float *added,
                             float *outputs, int num_threads) {
+    using namespace mux;
     if (num_rows == 0)
         return;
-    const Weight weight = {values, scales, zeros, num_in, num_out, group};
-    const Preparation preparation = {norm, eps, is_gated != 0, rounds != 0};
-    static thread_local std::vector<float> prepared, blocks, sums;
-    const int64_t num_panels = weight.num_panels();
+    const Product product = {kind, {values, scales, zeros, num_in, num_out, group}, bias};
+    const Preparation preparation = {norm, eps, is_gated != 0, rounds != 0, false};
+    static thread_local Scratch kept;
+    Scratch &scratch = kept; // of this thread, for all of the team
+    scratch.fit(product, num_rows);
     // One or all: OpenMP's runtime ends the threads that a smaller number leaves over.
     const bool is_alone = num_rows * num_in * num_out < THREAD_WORK;
-    const int threads = is_alone ? 1 : int(std::min<int64_t>(num_threads, num_panels));
-    const int64_t step = is_gated ? 2 * num_in : num_in;
-    if (num_rows > FEW_ROWS) {
-        blocks.resize(size_t(num_rows * num_in));
-        float *found = blocks.data();
+    const int threads = is_alone ? 1 : int(std::min(int64_t(num_threads), product.weight.num_panels()));
 #pragma omp parallel num_threads(threads) if (threads > 1)
-        {
-            static thread_local std::vector<float> row;
-            row.resize(size_t(num_in));
-#pragma omp for
-            for (int64_t number = 0; number < (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS; ++number)
-                in_blocks(inputs, step, num_rows, num_in, number, preparation, row.data(), found);
-        }
-        inputs = found;
-    } else if (!preparation.is_none()) {
-        prepared.resize(size_t(num_rows * num_in));
-        for (int64_t row = 0; row < num_rows; ++row)
-            preparation.row(inputs + row * step, num_in, prepared.data() + row * num_in);
-        inputs = prepared.data();
-    }
-    if (num_rows <= FEW_ROWS && (zeros || kind == INT4)) {
-        sums.resize(size_t(num_rows * weight.num_groups()));
-        for (size_t place = 0; place < sums.size(); ++place) {
-            float sum = 0.0f; // rows are of whole groups
-#pragma omp simd reduction(+ : sum)
-            for (int64_t input = 0; input < group; ++input)
-                sum += inputs[int64_t(place) * group + input];
-            sums[place] = sum;
-        }
-    }
-    const float *group_sums = sums.data();
-    const Start start = {bias, added, num_out};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        const int64_t number = omp_get_thread_num(), count = omp_get_num_threads();
-        const int64_t first = num_panels * number / count, end = num_panels * (number + 1) / count;
-        const auto run = kind == FP32   ? panels<FP32>
-                         : kind == BF16 ? panels<BF16>
-                         : kind == INT8 ? panels<INT8>
-                         : kind == FP8  ? panels<FP8>
-                                        : panels<INT4>;
-        run(weight, first, end, inputs, num_rows, group_sums, start, outputs);
-    }
-    trim(blocks);
+    product_by_team(product, inputs, num_rows, preparation, added, outputs, scratch);
+    scratch.trim();
 }

@@ -111,7 +111,7 @@ def _called(
     output = torch.empty((len(inputs), num_out))
     added = None if added is None else added.contiguous()
     function(
-        _KINDS[weight.values.dtype],
+        kind_of(weight),
         weight.values.data_ptr(),
         _address(weight.scales),
         _address(weight.zeros),
@@ -130,6 +130,11 @@ def _called(
         torch.get_num_threads(),
     )
     return output
+
+
+def kind_of(weight: Panels) -> int:
+    """Return the number of the weight's `Kind` in products.cpp."""
+    return _KINDS[weight.values.dtype]
 
 
 def is_available() -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.kernels.native import attention, products
+from muxcluster.kernels.native import attention, products, step
 
 
 def without_native(is_off: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,13 +13,14 @@ def without_native(is_off: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if is_off:
         monkeypatch.setattr(attention, "_library", lambda: None)
         monkeypatch.setattr(products, "_function", lambda: None)
+        monkeypatch.setattr(step, "_function", lambda: None)
     elif not has_native():
         pytest.skip("no C++ compiler here")
 
 
 def has_native() -> bool:
     """Return whether there are C++ kernels; fail where a compiler is and yet there are none."""
-    if products.is_available() and attention.can_turn():
+    if products.is_available() and attention.can_turn() and step.is_available():
         return True
     if shutil.which("g++") and "avx2" in Path("/proc/cpuinfo").read_text():
         pytest.fail("there is g++, and its kernels cannot be had")

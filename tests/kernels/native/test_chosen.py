@@ -11,7 +11,13 @@ from tests.kernels.native.switch import has_native
 
 @pytest.mark.parametrize(
     ("dtype", "is_native"),
-    [(torch.float32, True), (torch.bfloat16, True), (torch.float16, False), (torch.int8, False)],
+    [
+        (torch.float32, True),
+        (torch.bfloat16, True),
+        (torch.float16, False),
+        (torch.int8, True),
+        (torch.uint8, True),
+    ],
 )
 def test_by_type_of_keys_and_values(dtype: torch.dtype, is_native: bool) -> None:
     if not has_native():
