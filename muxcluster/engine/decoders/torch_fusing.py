@@ -87,17 +87,19 @@ def native_step(decoder: FusedDecoder) -> DecodeStep | None:
 
 
 def _native_layer(layer: FusedLayer) -> DecoderLayer | None:
-    products = (layer.qkv, layer.output, layer.gate_up, layer.down)
-    linears = [each for each in map(_native, products) if each is not None]
-    if len(linears) < len(products):
+    qkv, output = _native(layer.qkv), _native(layer.output)
+    gate_up, down = _native(layer.gate_up), _native(layer.down)
+    if qkv is None or output is None or gate_up is None or down is None:
         return None
-    query, key = layer.query_norm, layer.key_norm
     return DecoderLayer(
-        *linears,
+        qkv,
+        output,
+        gate_up,
+        down,
         attention_norm=_native_norm(layer.attention_norm),
         mlp_norm=_native_norm(layer.mlp_norm),
-        query_norm=query and _native_norm(query),
-        key_norm=key and _native_norm(key),
+        query_norm=None if layer.query_norm is None else _native_norm(layer.query_norm),
+        key_norm=None if layer.key_norm is None else _native_norm(layer.key_norm),
         number=layer.call.layer,
         scale=layer.call.scale,
         sliding_window=layer.call.sliding_window,

@@ -24,7 +24,7 @@ def quantised(weight: Tensor, form: WeightFormat) -> QuantisedWeight:
     largest size up to `form.group` that divides the inputs.
     """
     num_rows = max(1, _MOST_ELEMENTS // weight.shape[1])
-    pieces = [_rounded(each.float(), form) for each in weight.split(num_rows)]
+    pieces = [_rounded(each.float(), form) for each in torch.split(weight, num_rows)]
     return pieces[0] if len(pieces) == 1 else joined(pieces)
 
 

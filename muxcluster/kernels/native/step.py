@@ -266,8 +266,12 @@ def _is_right(run: Run) -> bool:
     exact, linears = [weight for weight, _ in made], [stored for _, stored in made]
     norm, embeddings, angles = Norm(random(hidden), eps), random(vocab, hidden), random(num, 1, 4)
     turns = torch.polar(torch.ones_like(angles), angles)
+    qkv, output, gate_up, down, head = linears
     layer = DecoderLayer(
-        *linears[:4],
+        qkv,
+        output,
+        gate_up,
+        down,
         attention_norm=norm,
         mlp_norm=norm,
         query_norm=None,
@@ -277,7 +281,7 @@ def _is_right(run: Run) -> bool:
         sliding_window=None,
         soft_cap=None,
     )
-    step = DecodeStep((layer,), embeddings, turns, norm, linears[4], (heads, 1), run)
+    step = DecodeStep((layer,), embeddings, turns, norm, head, (heads, 1), run)
     tables, right = torch.tensor([[[[1, 0]]]], dtype=torch.int32), torch.tensor([True])
     halves, tokens, zero = torch.zeros((4, 2 * size)), torch.tensor([3, 30, 7]), torch.tensor([0])
     found = [
