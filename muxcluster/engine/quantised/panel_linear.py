@@ -102,5 +102,6 @@ def can_fuse(product: object, hidden: Tensor) -> TypeGuard[PanelLinear]:
 def panel_linear(linear: QuantisedLinear) -> PanelLinear:
     """Return the same layer with its weight in panels."""
     weight = linear.quantised
-    stored = panels(unpacked(weight.values), weight.scales, weight.zeros)
+    values, rounds_inputs = unpacked(weight.values), linear.rounds_inputs
+    stored = panels(values, weight.scales, weight.zeros, rounds_inputs=rounds_inputs)
     return PanelLinear(stored, linear.bias, weight.order, rounds_inputs=linear.rounds_inputs)

@@ -36,7 +36,7 @@ inline __m256 load(const int8_t *at) {
 }
 inline __m256 load(const uint8_t *at) {
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(at));
-    const __m256i wide = _mm256_cvtepu8_epi32(bytes), rest = _mm256_set1_epi32(0x7f);
+    const __m256i wide = _mm256_cvtepi8_epi32(bytes), rest = _mm256_set1_epi32(0x7f);
     const __m256i is_nan = _mm256_cmpeq_epi32(_mm256_and_si256(wide, rest), rest);
     return _mm256_or_ps(of_fp8(wide), _mm256_castsi256_ps(is_nan)); // all ones are NaN
 }

@@ -27,13 +27,13 @@ inline float wide(uint8_t value) { // of e4m3
     return value & 0x80 ? -found : found;
 }
 
+// bytes: of e4m3, with the highest bit of each in all bits above it.
 inline __m256 of_fp8(__m256i bytes) {
-    // Exponent and mantissa at the places of fp32, whose bias is 120 more; right for small numbers
-    // without a leading one, too. The one pattern for "not a number" is not looked for.
-    const __m256i rest = _mm256_slli_epi32(_mm256_and_si256(bytes, _mm256_set1_epi32(0x7f)), 20);
-    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(bytes, _mm256_set1_epi32(0x80)), 24);
-    const __m256 size = _mm256_mul_ps(_mm256_castsi256_ps(rest), _mm256_set1_ps(0x1p120f));
-    return _mm256_or_ps(size, _mm256_castsi256_ps(sign));
+    // Sign, exponent and mantissa at the places of fp32, whose bias is 120 more; right for small
+    // numbers without a leading one, too. The one pattern for "not a number" is not looked for.
+    const __m256i places = _mm256_set1_epi32(int(0x87f00000));
+    const __m256i bits = _mm256_and_si256(_mm256_slli_epi32(bytes, 20), places);
+    return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p120f));
 }
 
 // To the nearest, of two the even one.

@@ -19,7 +19,9 @@
 namespace mux {
 namespace {
 
-enum Kind { FP32, BF16, INT8, FP8, INT4 };
+// INT8_PAIRS: of int8 for inputs rounded to 8 bits, too, in whole numbers: of every two inputs in
+// turn, 16 outputs' elements for both.
+enum Kind { FP32, BF16, INT8, FP8, INT4, INT8_PAIRS };
 
 constexpr int64_t DEPTH = 256;        // inputs of a widened tile: 16 KiB
 constexpr int BLOCK_ROWS = 6;         // with two registers each, what 16 registers hold
@@ -28,6 +30,7 @@ constexpr int AT_ONCE = 4;            // rows for which a weight is widened as i
 constexpr int FEW_ROWS = 8;           // up to so many, that is done, in turns if need be
 constexpr int64_t AHEAD_BYTES = 2048; // of the weight, asked for before they are used
 constexpr size_t KEPT_FLOATS = 4 << 20;  // of scratch memory between calls
+constexpr int64_t WHOLE_PAIRS = 512;  // of inputs: 16 KiB of a panel, used for all rows
 constexpr int64_t THREAD_WORK = 1 << 17; // multiplications that are worth other threads
 
 template <int kind> constexpr int64_t BYTES = 0; // of a panel for one input
@@ -62,7 +65,7 @@ template <int kind> inline Pair widened(const uint8_t *at) {
         const __m128i low = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(at));
         const __m128i high = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(at + 8));
         if constexpr (kind == FP8)
-            return {of_fp8(_mm256_cvtepu8_epi32(low)), of_fp8(_mm256_cvtepu8_epi32(high))};
+            return {of_fp8(_mm256_cvtepi8_epi32(low)), of_fp8(_mm256_cvtepi8_epi32(high))};
         else
             return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)),
                     _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high))};
@@ -358,6 +361,96 @@ void in_blocks(const float *inputs, int64_t step, int64_t num_rows, int64_t num_
     }
 }
 
+// As `in_blocks`, rows rounded to whole numbers: pairs of 16 bits [inputs / 2, rows of the block].
+// Each row's step, which is 1 of them, is not a number where one of the row's is not.
+void in_pairs(const float *inputs, int64_t step, int64_t num_rows, int64_t num_in, int64_t number,
+              Preparation preparation, float *prepared, Scratch &scratch) {
+    const int64_t first = number * BLOCK_ROWS;
+    const int64_t rows = std::min<int64_t>(BLOCK_ROWS, num_rows - first);
+    int32_t *block = scratch.pairs.data() + first * num_in / 2;
+    preparation.rounds = false; // that is done here
+    for (int64_t each = 0; each < rows; ++each) {
+        const float *row = inputs + (first + each) * step;
+        if (!preparation.is_none()) {
+            prepare(preparation, row, num_in, prepared);
+            row = prepared;
+        }
+        float largest = 0.0f, nothing = 0.0f;
+#pragma omp simd reduction(max : largest) reduction(+ : nothing)
+        for (int64_t place = 0; place < num_in; ++place) {
+            largest = std::max(largest, std::fabs(row[place]));
+            nothing += row[place] * 0.0f;
+        }
+        const float size = std::max(largest / 127.0f, 1e-12f);
+        scratch.steps[size_t(first + each)] = size + nothing;
+        for (int64_t pair = 0; pair < num_in / 2; ++pair) {
+            const int low = int(std::nearbyint(row[2 * pair] / size));
+            const int high = int(std::nearbyint(row[2 * pair + 1] / size));
+            block[pair * rows + each] = int32_t((uint32_t(high) << 16) | (uint32_t(low) & 0xffff));
+        }
+    }
+}
+
+// Sums over pairs of inputs of a panel, for R rows: whole numbers.
+template <int R>
+void sum_pairs(const uint8_t *panel, int64_t num_pairs, const int32_t *inputs, __m256i *low,
+               __m256i *high) {
+    __m256i first[R], second[R];
+    for (int row = 0; row < R; ++row)
+        first[row] = second[row] = _mm256_setzero_si256();
+    for (int64_t pair = 0; pair < num_pairs; ++pair, panel += 2 * WIDTH, inputs += R) {
+        _mm_prefetch(reinterpret_cast<const char *>(panel) + AHEAD_BYTES, _MM_HINT_T0);
+        const __m128i *at = reinterpret_cast<const __m128i *>(panel);
+        const __m256i left = _mm256_cvtepi8_epi16(_mm_loadu_si128(at));
+        const __m256i right = _mm256_cvtepi8_epi16(_mm_loadu_si128(at + 1));
+#pragma GCC unroll 8
+        for (int row = 0; row < R; ++row) {
+            const __m256i both = _mm256_set1_epi32(inputs[row]);
+            first[row] = _mm256_add_epi32(first[row], _mm256_madd_epi16(both, left));
+            second[row] = _mm256_add_epi32(second[row], _mm256_madd_epi16(both, right));
+        }
+    }
+    for (int row = 0; row < R; ++row) {
+        low[row] = first[row];
+        high[row] = second[row];
+    }
+}
+
+// Panels `first` to `end` of a product of whole numbers. steps: of the rows.
+void whole_panels(const Weight &weight, int64_t first, int64_t end, const int32_t *pairs,
+                  const float *steps, int64_t num_rows, const Start &start, float *outputs) {
+    using Sum = void (*)(const uint8_t *, int64_t, const int32_t *, __m256i *, __m256i *);
+    constexpr Sum sums[BLOCK_ROWS + 1] = {nullptr,      sum_pairs<1>, sum_pairs<2>, sum_pairs<3>,
+                                          sum_pairs<4>, sum_pairs<5>, sum_pairs<6>};
+    const int64_t all = weight.num_in / 2, num_out = weight.num_out;
+    __m256i low[BLOCK_ROWS], high[BLOCK_ROWS];
+    alignas(32) float found[WIDTH];
+    for (int64_t panel = first; panel < end; ++panel) {
+        const int64_t column = panel * WIDTH, width = std::min(WIDTH, num_out - column);
+        const __m256 left = _mm256_loadu_ps(weight.scales + column);
+        const __m256 right = _mm256_loadu_ps(weight.scales + column + 8);
+        for (int64_t pair = 0; pair < all; pair += WHOLE_PAIRS) {
+            const uint8_t *at = weight.values + (panel * all + pair) * 2 * WIDTH;
+            for (int64_t top = 0; top < num_rows; top += BLOCK_ROWS) {
+                const int64_t rows = std::min<int64_t>(BLOCK_ROWS, num_rows - top);
+                sums[rows](at, std::min(WHOLE_PAIRS, all - pair), pairs + top * all + pair * rows,
+                           low, high);
+                for (int64_t row = 0; row < rows; ++row) {
+                    const __m256 size = _mm256_set1_ps(steps[top + row]);
+                    _mm256_store_ps(found, _mm256_mul_ps(_mm256_cvtepi32_ps(low[row]),
+                                                         _mm256_mul_ps(left, size)));
+                    _mm256_store_ps(found + 8, _mm256_mul_ps(_mm256_cvtepi32_ps(high[row]),
+                                                             _mm256_mul_ps(right, size)));
+                    float *output = outputs + (top + row) * num_out + column;
+                    for (int64_t place = 0; place < width; ++place)
+                        output[place] = found[place] + (pair ? output[place]
+                                                             : start.at(top + row, column + place));
+                }
+            }
+        }
+    }
+}
+
 // Return the sums of each group of a prepared row.
 void sum_groups(const float *row, int64_t num_groups, int64_t group, float *sums) {
     for (int64_t number = 0; number < num_groups; ++number, row += group) {
@@ -373,6 +466,11 @@ void sum_groups(const float *row, int64_t num_groups, int64_t group, float *sums
 
 void Scratch::fit(const Product &product, int64_t num_rows) {
     const Weight &weight = product.weight;
+    if (product.kind == INT8_PAIRS) {
+        pairs.resize(std::max(pairs.size(), size_t(num_rows * weight.num_in / 2)));
+        steps.resize(std::max(steps.size(), size_t(num_rows)));
+        return;
+    }
     const size_t size = size_t(num_rows * weight.num_in);
     std::vector<float> &rows = num_rows > FEW_ROWS ? blocks : prepared;
     rows.resize(std::max(rows.size(), size));
@@ -384,6 +482,8 @@ void Scratch::trim() {
     for (std::vector<float> *each : {&prepared, &blocks, &sums})
         if (each->capacity() > KEPT_FLOATS)
             std::vector<float>().swap(*each);
+    if (pairs.capacity() > KEPT_FLOATS)
+        std::vector<int32_t>().swap(pairs);
 }
 
 void product_by_team(const Product &product, const float *inputs, int64_t num_rows,
@@ -394,7 +494,14 @@ void product_by_team(const Product &product, const float *inputs, int64_t num_ro
     const int64_t step = preparation.is_gated ? 2 * num_in : num_in;
     const bool has_sums = weight.zeros || product.kind == INT4;
     float *sums = scratch.sums.data();
-    if (num_rows > FEW_ROWS) {
+    const Start start = {product.bias, added, num_out};
+    if (product.kind == INT8_PAIRS) {
+        static thread_local std::vector<float> row;
+        row.resize(size_t(num_in));
+#pragma omp for
+        for (int64_t number = 0; number < (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS; ++number)
+            in_pairs(inputs, step, num_rows, num_in, number, preparation, row.data(), scratch);
+    } else if (num_rows > FEW_ROWS) {
         static thread_local std::vector<float> row;
         row.resize(size_t(num_in));
         float *found = scratch.blocks.data();
@@ -421,12 +528,16 @@ void product_by_team(const Product &product, const float *inputs, int64_t num_ro
     const int64_t number = omp_get_thread_num(), count = omp_get_num_threads();
     const int64_t num_panels = weight.num_panels();
     const int64_t first = num_panels * number / count, end = num_panels * (number + 1) / count;
+    if (product.kind == INT8_PAIRS)
+        whole_panels(weight, first, end, scratch.pairs.data(), scratch.steps.data(), num_rows,
+                     start, outputs);
     const auto run = product.kind == FP32   ? panels<FP32>
                      : product.kind == BF16 ? panels<BF16>
                      : product.kind == INT8 ? panels<INT8>
                      : product.kind == FP8  ? panels<FP8>
                                             : panels<INT4>;
-    run(weight, first, end, inputs, num_rows, sums, {product.bias, added, num_out}, outputs);
+    if (product.kind != INT8_PAIRS)
+        run(weight, first, end, inputs, num_rows, sums, start, outputs);
     if (preparation.is_bf16) {
         const int64_t column = first * WIDTH, until = std::min(end * WIDTH, num_out);
         for (int64_t row = 0; row < num_rows && column < until; ++row)

@@ -38,7 +38,8 @@ struct Preparation {
 
 // Memory of a product, for all threads of a team; made large enough before they start.
 struct Scratch {
-    std::vector<float> prepared, blocks, sums;
+    std::vector<float> prepared, blocks, sums, steps;
+    std::vector<int32_t> pairs;
 
     void fit(const Product &product, int64_t num_rows);
     void trim(); // let go of much memory

@@ -22,6 +22,7 @@ _KINDS = {
     torch.float8_e4m3fn: 3,
     torch.uint8: 4,
 }
+_INT8_PAIRS = 5
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _POINTER = c_void_p
 _ARGUMENTS = (
@@ -34,12 +35,16 @@ _ARGUMENTS = (
 class Panels:
     """A weight [out, in] in panels of 16 outputs; outputs that fill up the last panel are zeros."""
 
-    values: Tensor  # [panels, in, 16] (uint8: [panels, in, 8], outputs 0 to 7 in the lower halves)
+    # [panels, in, 16]; uint8: [panels, in, 8], outputs 0 to 7 in the lower halves; in pairs:
+    # [panels, in / 2, 32], of each output the elements of both inputs side by side
+    values: Tensor
     scales: Tensor | None  # fp32 [panels, groups, 16]
     # like `scales`: an element is (value - zero) * scale; None: all 8 for 4 bits, else 0
     zeros: Tensor | None
     shape: tuple[int, int]  # (out, in)
     group: int  # inputs that share a scale; they divide `in`
+    # int8 for inputs that are rounded to 8 bits, too: products are of whole numbers
+    is_in_pairs: bool = False
 
     def elements(self) -> Tensor:
         """Return the stored elements [out, in], without scales; not for 4 bits."""
@@ -47,23 +52,35 @@ class Panels:
         return rows[: self.shape[0]].contiguous()
 
 
-def panels(values: Tensor, scales: Tensor | None = None, zeros: Tensor | None = None) -> Panels:
+def panels(
+    values: Tensor,
+    scales: Tensor | None = None,
+    zeros: Tensor | None = None,
+    *,
+    rounds_inputs: bool = False,
+) -> Panels:
     """Return a weight in panels.
 
     values: [out, in] of fp32, bf16, int8 or float8_e4m3fn; or uint8 [out, in], integers of 4 bits.
-    scales, zeros: fp32 [out, groups].
+    scales, zeros: fp32 [out, groups]. rounds_inputs: the weight is for products that do, which are
+    then of whole numbers where both are int8 with a scale a row.
     """
     num_out, num_in = values.shape
     group = num_in if scales is None else num_in // scales.shape[1]
     stored = _in_panels(values)
+    is_whole = values.dtype == torch.int8 and group == num_in and zeros is None
+    is_in_pairs = rounds_inputs and is_whole and num_in % 2 == 0
     if values.dtype == torch.uint8:
         stored = stored[..., :8] | (stored[..., 8:] << 4)
+    elif is_in_pairs:
+        stored = stored.unflatten(1, (-1, 2)).transpose(2, 3).flatten(2)
     return Panels(
         stored.contiguous(),
         None if scales is None else _in_panels(scales.float()),
         None if zeros is None else _in_panels(zeros.float()),
         (num_out, num_in),
         group,
+        is_in_pairs,
     )
 
 
@@ -74,7 +91,8 @@ class Preparation:
     norm: Tensor | None = None  # fp32 [in]: the row over the root of its mean square, times this
     eps: float = 0.0  # of the norm
     is_gated: bool = False  # the row is [gate, up], of 2 * in elements: silu(gate) * up
-    rounds: bool = False  # to 8 bits: its largest element becomes 127 steps
+    # to 8 bits: its largest element becomes 127 steps; for a weight in pairs always
+    rounds: bool = False
 
 
 _NONE = Preparation()
@@ -134,7 +152,7 @@ def _called(
 
 def kind_of(weight: Panels) -> int:
     """Return the number of the weight's `Kind` in products.cpp."""
-    return _KINDS[weight.values.dtype]
+    return _INT8_PAIRS if weight.is_in_pairs else _KINDS[weight.values.dtype]
 
 
 def is_available() -> bool:

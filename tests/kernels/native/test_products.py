@@ -84,6 +84,34 @@ def test_inputs_are_rounded_to_eight_bits_a_row(num_rows: int) -> None:
     _check(found, rounded @ exact.T, rounded.abs() @ exact.abs().T)
 
 
+@pytest.mark.parametrize(("num_out", "num_in"), [(48, 96), (53, 2100), (7, 34), (48, 91)])
+def test_products_of_whole_numbers(num_out: int, num_in: int) -> None:
+    values = (_random(num_out, num_in) * 50).round().clamp(-127, 127).to(torch.int8)
+    values[0], values[1] = 127, -127  # with inputs alike, the largest sums there are
+    scales = _random(num_out, 1, seed=1).abs() + 0.1
+    exact = values.double() * scales.double()
+    weight = panels(values, scales, rounds_inputs=True)
+    assert weight.is_in_pairs == (num_in % 2 == 0)
+    for num_rows in (1, 2, 3, 4, 5, 6, 7, 13):
+        inputs = _random(num_rows, num_in, seed=6)
+        inputs[-1] = 3
+        steps = (inputs.abs().amax(1, keepdim=True) / 127).clamp_min(1e-12)
+        rounded = ((inputs / steps).round() * steps).double()
+        added = _random(num_rows, num_out, seed=5)
+        found = product(inputs, weight, added[0], added, Preparation(rounds=True))
+        expected = rounded @ exact.T + added[0] + added
+        _check(found, expected, rounded.abs() @ exact.abs().T)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_gives_nothing_finite(broken: float) -> None:
+    weight = panels(torch.ones(20, 32, dtype=torch.int8), torch.ones(20, 1), rounds_inputs=True)
+    inputs = _random(2, 32)
+    inputs[1, 3] = broken
+    found = product(inputs, weight, preparation=Preparation(rounds=True))
+    assert found[0].isfinite().all() and not found[1].isfinite().any()
+
+
 @pytest.mark.parametrize("num_rows", [1, 4, 9])
 @pytest.mark.parametrize("num_in", [96, 91])
 def test_rows_are_normed_or_gated_first(num_rows: int, num_in: int) -> None:
