@@ -73,7 +73,7 @@ def panels(
     if values.dtype == torch.uint8:
         stored = stored[..., :8] | (stored[..., 8:] << 4)
     elif is_in_pairs:
-        stored = stored.unflatten(1, (-1, 2)).transpose(2, 3).flatten(2)
+        stored = stored.view(len(stored), -1, 2, WIDTH).transpose(2, 3).flatten(2)
     return Panels(
         stored.contiguous(),
         None if scales is None else _in_panels(scales.float()),
