@@ -5,6 +5,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -44,11 +45,12 @@ def configured(folder: Path, family: str = "llama", **model: object) -> Path:
 
 
 @contextmanager
-def live_server(file: Path) -> Iterator[str]:
+def live_server(file: Path, admin_key: str | None = None) -> Iterator[str]:
     """Serve the unit of a configuration, with files and batches; yields the address."""
     urls: queue.Queue[str] = queue.Queue()
     end = threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(_serve(file, urls, end)), daemon=True)
+    serving = partial(_serve, file, urls, end, admin_key)
+    thread = threading.Thread(target=lambda: asyncio.run(serving()), daemon=True)
     thread.start()
     try:
         yield urls.get(timeout=START_S)
@@ -57,7 +59,9 @@ def live_server(file: Path) -> Iterator[str]:
         thread.join(START_S)
 
 
-async def _serve(file: Path, urls: "queue.Queue[str]", end: threading.Event) -> None:
+async def _serve(
+    file: Path, urls: "queue.Queue[str]", end: threading.Event, admin_key: str | None
+) -> None:
     config = load_config(file)
     (spec,) = unit_specs(config, plan_for(config))
     unit = LocalUnitClient(spec)
@@ -65,7 +69,7 @@ async def _serve(file: Path, urls: "queue.Queue[str]", end: threading.Event) -> 
     try:
         backend = RoutedBackend(served_models(config), {NAME: unit})
         batch = BatchSettings(str(file.parent / "batches"))
-        settings = ApiSettings(batch=batch)
+        settings = ApiSettings(batch=batch, admin_key=admin_key)
         texts = ModelTexts.load(backend.models())
         service = CompletionService(backend, texts, Metrics(), settings)
         lines = LineAnswerer(service, lenient=False)

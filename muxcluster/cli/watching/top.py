@@ -1,6 +1,7 @@
 """`muxcluster top`: what a running server does, each second."""
 
 import json
+import os
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from muxcluster.cli.weights.server import AdminKey
 from muxcluster.core.errors import MuxClusterError, Unavailable
 
 PERIOD_S = 1.0
+_PIPED_COLUMNS = 240
 _KEY_S = 0.2  # how long a key is waited for before the screen is drawn again
 
 
@@ -44,9 +46,15 @@ def top(
     if as_json:
         typer.echo(json.dumps(server.live(), indent=2))
     elif once or not sys.stdout.isatty():
-        Console(highlight=False).print(whole(Frame(server.url, server.live()), Browser()))
+        _piped().print(whole(Frame(server.url, server.live()), Browser()))
     else:
         _watch(Poller(server))
+
+
+def _piped() -> Console:
+    """Return a console that cuts no line where the output is read by a program."""
+    is_cut = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if is_cut else _PIPED_COLUMNS)
 
 
 class Poller:

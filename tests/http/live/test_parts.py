@@ -36,7 +36,10 @@ SPANS = st.tuples(
 
 @given(st.lists(SPANS, max_size=20), st.floats(100, 140))
 def test_bins_hold_the_sm_seconds_of_the_window(spans: list, now_s: float) -> None:
-    jobs = [job(model, start, min(start + length, now_s), share) for model, start, length, share in spans]
+    jobs = [
+        job(model, start, min(start + length, now_s), share)
+        for model, start, length, share in spans
+    ]
     timeline = ShareTimeline()
     for each in jobs:  # as reports come, one after the other
         timeline.add([each], now_s)
@@ -186,7 +189,10 @@ def test_a_link_says_more_than_a_report_and_units_without_reports_are_there() ->
     history = UnitHistory(read, lambda: links)
     read.now = [report(1.0)]
     history.stats()
-    assert [(unit.unit_id, unit.state) for unit in history.units()] == [("u", "up"), ("v", "loading")]
+    assert [(unit.unit_id, unit.state) for unit in history.units()] == [
+        ("u", "up"),
+        ("v", "loading"),
+    ]
     links["u"] = "unreachable"
     history.stats()
     assert history.units()[0].state == "unreachable"

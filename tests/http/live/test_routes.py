@@ -123,7 +123,14 @@ def test_the_page_has_no_inline_script_or_style_and_asks_nobody_else() -> None:
     assert re.findall(r"<script[^>]*>(.*?)</script>", document, re.DOTALL) == [""]
     assert not re.search(r"\s(on\w+|style)=|<style|javascript:", document)
     script = (PAGE / "page.js").read_text(encoding="utf-8")
-    for unsafe in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", "Function("):
+    for unsafe in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacent",
+        "document.write",
+        "eval(",
+        "Function(",
+    ):
         assert unsafe not in script
     for kept in ("localStorage", "sessionStorage", "cookie", "indexedDB"):
         assert kept not in script

@@ -34,7 +34,7 @@ function make(tag, attributes, ...children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     element.setAttribute(name, value);
   }
-  element.append(...children.map((child) => (typeof child === "object" ? child : text(child))));
+  element.append(...nodes(children));
   return element;
 }
 
@@ -42,8 +42,13 @@ function text(value) {
   return document.createTextNode(String(value));
 }
 
+// Elements as they are, all other values as text.
+function nodes(children) {
+  return children.map((child) => (typeof child === "object" ? child : text(child)));
+}
+
 function fill(id, ...children) {
-  at(id).replaceChildren(...children);
+  at(id).replaceChildren(...nodes(children));
 }
 
 // Values
