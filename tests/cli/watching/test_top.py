@@ -7,15 +7,18 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from muxcluster.core.served import ModelStats
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.http.settings import ApiSettings
 from tests.cli.calls import call, refusal
 from tests.cli.watching.snapshots import snapshot
+from tests.engine.residency.moved import in_turns
 from tests.http.fakes import wait_until
 from tests.http.live_server import NAME, configured, live_server
 from tests.local_http import QuietHandler, running
@@ -136,8 +139,13 @@ def test_at_a_terminal_keys_are_followed_and_an_absent_server_is_waited_for(
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    file = configured(tmp_path_factory.mktemp("top"), residency="on-demand")
-    with live_server(file, admin_key="admin") as address:
+    file = configured(tmp_path_factory.mktemp("top"))
+    settings = ApiSettings(admin_key="admin")
+
+    def change(spec: UnitSpec) -> UnitSpec:
+        return in_turns(replace(spec, partition="threads"), 1)
+
+    with live_server(file, settings, change) as address:
         yield address
 
 
