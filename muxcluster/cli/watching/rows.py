@@ -51,13 +51,12 @@ def _share(value: float | None) -> str:
     return UNKNOWN if value is None else percent_text(value)
 
 
-def _latency(model: Model, name: str) -> str:
-    """Return "median, 99th percentile of target" of "ttft" or "tpot"."""
-    spread, targets = model["recent"][name], model["targets"]
-    if spread["p50_s"] is None:
-        return UNKNOWN
-    text = f"{seconds_text(spread['p50_s'])}, {seconds_text(spread['p99_s'])}"
-    return text if targets is None else f"{text} of {seconds_text(targets[f'{name}_s'])}"
+def _slowest(model: Model, name: str) -> str:
+    """Return the 99th percentile of "ttft" or "tpot", beside the target."""
+    slowest, targets = model["recent"][name]["p99_s"], model["targets"]
+    if slowest is None or targets is None:
+        return _seconds(slowest)
+    return f"{seconds_text(slowest)} of {seconds_text(targets[f'{name}_s'])}"
 
 
 COLUMNS = (
@@ -65,22 +64,47 @@ COLUMNS = (
     Column("state", _state, _state, False),
     Column("running", lambda m: m["running"], lambda m: str(m["running"])),
     Column("waiting", lambda m: m["waiting"], lambda m: str(m["waiting"])),
-    Column(
-        "output/s", lambda m: m["output_tokens_per_s"], lambda m: _rate(m["output_tokens_per_s"])
-    ),
-    Column(
-        "prompt/s", lambda m: m["prompt_tokens_per_s"], lambda m: _rate(m["prompt_tokens_per_s"])
-    ),
-    Column("TTFT", lambda m: m["recent"]["ttft"]["p99_s"], lambda m: _latency(m, "ttft")),
-    Column("TPOT", lambda m: m["recent"]["tpot"]["p99_s"], lambda m: _latency(m, "tpot")),
+    Column("out/s", lambda m: m["output_tokens_per_s"], lambda m: _rate(m["output_tokens_per_s"])),
+    Column("TTFT p99", lambda m: m["recent"]["ttft"]["p99_s"], lambda m: _slowest(m, "ttft")),
+    Column("KV", _kv_share, lambda m: _share(_kv_share(m))),
+    # from here on only where the terminal is wide enough
+    Column("TPOT p99", lambda m: m["recent"]["tpot"]["p99_s"], lambda m: _slowest(m, "tpot")),
     Column(
         "in time",
         lambda m: m["recent"]["attainment"],
         lambda m: _share(m["recent"]["attainment"]),
         False,
     ),
-    Column("KV of quota", _kv_share, lambda m: _share(_kv_share(m))),
+    Column("in/s", lambda m: m["prompt_tokens_per_s"], lambda m: _rate(m["prompt_tokens_per_s"])),
 )
+_WIDTHS = (103, 112, 120)  # of the terminal, for one more of the last three columns each
+
+
+def shown_columns(width: int) -> tuple[Column, ...]:
+    """Return the columns of the table of models that a terminal has room for."""
+    num_left_out = sum(width < each for each in _WIDTHS)
+    return COLUMNS[: len(COLUMNS) - num_left_out]
+
+
+def model_lines(model: Model) -> Iterator[str]:
+    """Yield lines about one model over all its units."""
+    recent, targets = model["recent"], model["targets"] or {}
+    yield f"{_state(model)}; {model['running']} running, {model['waiting']} waiting"
+    yield (
+        f"{_rate(model['prompt_tokens_per_s'])} prompt and {_rate(model['output_tokens_per_s'])} "
+        f"output tokens/s; KV: {_share(_kv_share(model))} of {model['quota_blocks']} blocks, "
+        f"{model['cached_blocks']} cached"
+    )
+    for name in ("ttft", "tpot"):
+        spread, target = recent[name], targets.get(f"{name}_s")
+        text = (
+            f"{name.upper()}: median {_seconds(spread['p50_s'])}, p99 {_seconds(spread['p99_s'])}"
+        )
+        yield text if target is None else f"{text}, target {seconds_text(target)}"
+    yield (
+        f"{recent['num_ended']} interactive requests ended within {recent['window_s']:g} s: "
+        f"{recent['num_failed']} failed or refused, {_share(recent['attainment'])} in time"
+    )
 
 
 def sorted_models(models: Sequence[Model], column: Column) -> list[Model]:

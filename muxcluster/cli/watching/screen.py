@@ -12,15 +12,16 @@ from rich.text import Text
 from muxcluster.cli.views.words import percent_text
 from muxcluster.cli.watching.browser import Browser
 from muxcluster.cli.watching.rows import (
-    COLUMNS,
     MODEL_TITLES,
     UP,
     Snapshot,
     batch_line,
     event_text,
+    model_lines,
     plain,
     problems,
     rows_of_model,
+    shown_columns,
     sorted_models,
     unit_row,
 )
@@ -42,8 +43,8 @@ class Frame:
     silent_s: float = 0.0  # since the last answer, or the start
 
 
-def whole(frame: Frame, browser: Browser, height: int | None = None) -> RenderableType:
-    """Return the screen. height: lines of the terminal; None shows every unit and model."""
+def whole(frame: Frame, browser: Browser, width: int, height: int | None = None) -> RenderableType:
+    """Return the screen of a terminal. height: its lines; None shows every unit and model."""
     snapshot = frame.snapshot
     if snapshot is None:
         return Group(*_head(frame))
@@ -51,7 +52,7 @@ def whole(frame: Frame, browser: Browser, height: int | None = None) -> Renderab
         return Group(*_head(frame), *_opened(snapshot, browser.opened), _foot(browser))
     above = [*_head(frame), *(Text(line, style="red") for line in problems(snapshot))]
     batches = batch_line(snapshot)
-    below = [Text(batches)] if batches else []
+    below = [_line(batches)] if batches else []
     below += _events(snapshot)
     below += [] if height is None else [_foot(browser)]
     most_units = most_models = None
@@ -61,11 +62,13 @@ def whole(frame: Frame, browser: Browser, height: int | None = None) -> Renderab
         # two lines of titles, an empty one before each table
         most_models = max(_LEAST_ROWS, height - len(above) - len(below) - num_units - 5)
     units = _units(snapshot["units"], most_units)
-    return Group(*above, Text(), units, Text(), _models(snapshot, browser, most_models), *below)
+    return Group(
+        *above, Text(), units, Text(), _models(snapshot, browser, width, most_models), *below
+    )
 
 
 def _head(frame: Frame) -> Iterator[Text]:
-    snapshot, line = frame.snapshot, Text(plain(frame.url), style="bold")
+    snapshot, line = frame.snapshot, _line(plain(frame.url), "bold")
     if snapshot is not None:
         state = ("ready", "green") if snapshot["ready"] else ("not ready", "red")
         num_up = sum(unit["state"] == UP for unit in snapshot["units"])
@@ -79,38 +82,41 @@ def _head(frame: Frame) -> Iterator[Text]:
     yield line
     if frame.problem is not None:
         text = f"no answer for {frame.silent_s:.0f} s: {plain(frame.problem)}; trying again"
-        yield Text(text, style="bold red")
+        yield _line(text, "bold red")
 
 
 def _units(units: Sequence[Mapping[str, Any]], most: int | None) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("unit", "GPUs", "state", "KV free", "SMs, 30 s", "now"):
-        table.add_column(title, no_wrap=True)
+        # the last one alone gets narrower than its text
+        table.add_column(title, no_wrap=title != "now")
     # what is not up is shown first where not all can be
     order = units if most is None else sorted(units, key=lambda unit: unit["state"] == UP)
     for unit in order[:most]:
         name, place, state, free, bars, now = unit_row(unit)
         style = _tone("draining" if unit["draining"] else unit["state"])
         table.add_row(
-            Text(name), Text(place), Text(state, style=style), Text(free), Text(bars), Text(now)
+            *(Text(name), Text(place), Text(state, style=style), Text(free), Text(bars)),
+            _line(now),
         )
     return table
 
 
-def _models(snapshot: Snapshot, browser: Browser, most: int | None) -> Table:
+def _models(snapshot: Snapshot, browser: Browser, width: int, most: int | None) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("#", justify="right", no_wrap=True)
-    for i, column in enumerate(COLUMNS):
+    columns = shown_columns(width)
+    for i, column in enumerate(columns):
         justify: JustifyMethod = "left" if i < 2 else "right"
         style = "bold" if column is browser.column else "dim"
-        table.add_column(Text(column.title, style=style), justify=justify, no_wrap=True)
+        table.add_column(Text(column.title, style=style), justify=justify, no_wrap=i > 0)
     numbers = {model["name"]: i for i, model in enumerate(snapshot["models"], 1)}
     models = sorted_models(snapshot["models"], browser.column)
     names = [model["name"] for model in models]
     first = _first_row(names, browser.selected, most)
     for model in models[first : None if most is None else first + most]:
-        name, state, *cells = (column.text(model) for column in COLUMNS)
-        texts = (Text(name), Text(state, style=_tone(model["state"])), *map(Text, cells))
+        name, state, *cells = (column.text(model) for column in columns)
+        texts = (_line(name), Text(state, style=_tone(model["state"])), *map(Text, cells))
         style = "reverse" if model["name"] == browser.selected else ""
         table.add_row(str(numbers[model["name"]]), *texts, style=style)
     return table
@@ -130,13 +136,7 @@ def _opened(snapshot: Snapshot, name: str) -> Iterator[RenderableType]:
         yield Text(f"{plain(name)} is not served any more", style="red")
         return
     yield Text(plain(name), style="bold")
-    for column in COLUMNS[1:]:
-        yield Text(f"{column.title:>12}  {column.text(model)}")
-    recent = model["recent"]
-    yield Text(
-        f"{recent['num_ended']} interactive requests ended within {recent['window_s']:g} s, "
-        f"{recent['num_failed']} failed or refused"
-    )
+    yield from map(Text, model_lines(model))
     yield Text()
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in MODEL_TITLES:
@@ -163,14 +163,19 @@ def _events(snapshot: Snapshot) -> list[Text]:
     events = snapshot["events"][:_MOST_EVENTS]
     clock = [time.strftime("%H:%M:%S", time.localtime(event["time_s"])) for event in events]
     return [
-        Text(f"{when} {event_text(event)}", style="dim")
+        _line(f"{when} {event_text(event)}", "dim")
         for when, event in zip(clock, events, strict=True)
     ]
 
 
 def _foot(browser: Browser) -> Text:
     typed = f"  number {browser.typed}" if browser.typed else ""
-    return Text(f"sorted by {browser.column.title}; {_HELP}{typed}", style="dim")
+    return _line(f"sorted by {browser.column.title}; {_HELP}{typed}", "dim")
+
+
+def _line(text: str, style: str = "") -> Text:
+    """Return a text that is cut where the terminal ends."""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _tone(state: str) -> str:

@@ -46,7 +46,8 @@ def top(
     if as_json:
         typer.echo(json.dumps(server.live(), indent=2))
     elif once or not sys.stdout.isatty():
-        _piped().print(whole(Frame(server.url, server.live()), Browser()))
+        console = _piped()
+        console.print(whole(Frame(server.url, server.live()), Browser(), console.width))
     else:
         _watch(Poller(server))
 
@@ -105,7 +106,8 @@ def _watch(poller: Poller) -> None:
         with keyboard() as read, Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 frame = poller.frame()
-                live.update(whole(frame, browser, console.size.height), refresh=True)
+                size = console.size
+                live.update(whole(frame, browser, size.width, size.height), refresh=True)
                 models = [] if frame.snapshot is None else frame.snapshot["models"]
                 numbered = [model["name"] for model in models]
                 for key in read(_KEY_S):

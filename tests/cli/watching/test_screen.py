@@ -1,5 +1,6 @@
 """Rows, keys and screens of `muxcluster top`, from snapshots."""
 
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -25,11 +26,12 @@ def drawn(
     browser: Browser | None = None,
     height: int | None = None,
     problem: str | None = None,
+    width: int = 200,
 ) -> list[str]:
     """Lines of the screen, with spaces as one."""
-    console = Console(width=200, height=height, file=StringIO(), record=True, highlight=False)
+    console = Console(width=width, height=height, file=StringIO(), record=True, highlight=False)
     frame = Frame("http://here", found, problem, 7.2)
-    console.print(whole(frame, browser or Browser(), height))
+    console.print(whole(frame, browser or Browser(), width, height))
     return [" ".join(line.split()) for line in console.export_text().splitlines()]
 
 
@@ -48,8 +50,8 @@ def test_the_screen_tells_units_models_latencies_and_what_is_wrong() -> None:
     assert "u-0 a: 0-1 up 60% of 1000" in text
     assert "chat decode 25%, code decode 25%, rare decode 25%" in text
     assert "u-1 - unreachable -" in text
-    assert "1 chat resident 3 9 0 0 80 ms, 300 ms of 200 ms 20 ms, 40 ms of 50 ms 90% 25%" in text
-    assert "2 code parked, hold 5 0 0 0 - - - -" in text
+    assert "1 chat resident 3 9 0 300 ms of 200 ms 25% 40 ms of 50 ms 90% 0" in text
+    assert "2 code parked, hold 5 0 0 - - - - 0" in text
     assert "batch jobs: 2 completed, 8 lines completed" in text
     assert "code on u-0: resident -> parked" in text
 
@@ -79,6 +81,15 @@ def test_a_hundred_models_fit_a_terminal_with_the_selected_one() -> None:
         assert any(f" {selected} " in line for line in lines)
         assert any("q quit" in line for line in lines)
     assert all(any(f" m{i:03} " in line for line in drawn(found)) for i in (0, 50, 99))
+
+
+@pytest.mark.parametrize("width", [80, 104, 113, 121])
+def test_a_narrow_terminal_shows_fewer_columns_and_cuts_no_number(width: int) -> None:
+    chat = replace(MODELS[0], name="a-name-that-is-rather-long-for-a-table")
+    lines = drawn(snapshot([chat, *MODELS[1:]]), height=30, width=width)
+    (row,) = (line for line in lines if line.startswith("1 a-name"))
+    assert "resident 3 9 0 300 ms of 200 ms 25%" in row
+    assert ("40 ms of 50 ms" in row, "90%" in row) == (width > 103, width > 112)
 
 
 def test_what_a_terminal_would_obey_is_no_part_of_a_name() -> None:
