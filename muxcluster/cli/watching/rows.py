@@ -103,7 +103,8 @@ def model_lines(model: Model) -> Iterator[str]:
         yield text if target is None else f"{text}, target {seconds_text(target)}"
     yield (
         f"{recent['num_ended']} interactive requests ended within {recent['window_s']:g} s: "
-        f"{recent['num_failed']} failed or refused, {_share(recent['attainment'])} in time"
+        f"{recent['num_failed']} failed, {_share(recent['attainment'])} in time; "
+        f"{recent['num_refused']} were refused"
     )
 
 
@@ -165,6 +166,11 @@ def problems(snapshot: Snapshot) -> Iterator[str]:
         yield plain(f"not running as planned: {', '.join(cluster['missing_units'])}")
     if cluster["unplaced"]:
         yield plain(f"no room for: {', '.join(cluster['unplaced'])}")
+    for model in snapshot["models"]:
+        recent = model["recent"]
+        if recent["num_refused"]:
+            count, window_s = recent["num_refused"], recent["window_s"]
+            yield plain(f"{model['name']}: {count} requests refused within {window_s:g} s")
 
 
 def batch_line(snapshot: Snapshot) -> str | None:

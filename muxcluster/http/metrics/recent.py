@@ -1,7 +1,7 @@
 """The requests that ended last, kept for the live view and for `muxcluster trace`."""
 
 import math
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +10,7 @@ from muxcluster.core.request import ServiceClass, Slo
 
 MAX_KEPT = 4096  # requests, about a kilobyte each
 WINDOW_S = 60.0  # of the figures by model
+REJECTED = "rejected"  # the end of a request that no unit took
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,9 @@ class Spread:
 class RecentFigures:
     """The interactive requests of a model that ended within the last `WINDOW_S` seconds."""
 
-    num_ended: int = 0
-    num_failed: int = 0  # of these, by an error or refused
+    num_ended: int = 0  # without those that were refused
+    num_failed: int = 0  # of these, by an error
+    num_refused: int = 0  # of both classes, because a queue was full or no unit took them
     ttft: Spread = Spread()
     tpot: Spread = Spread()
     attainment: float | None = None  # share within their targets; None if none has any
@@ -69,32 +71,47 @@ class RecentRequests:
 
     def __init__(self, max_kept: int = MAX_KEPT) -> None:
         self._ended: deque[EndedRequest] = deque(maxlen=max_kept)
+        # When a full queue refused requests, of which model and how many
+        self._refusals: deque[tuple[float, str, int]] = deque(maxlen=max_kept)
 
     def add(self, ended: EndedRequest) -> None:
         self._ended.append(ended)
+
+    def refuse(self, model: str, num_requests: int, now_s: float) -> None:
+        """Note requests that were refused before they became any."""
+        self._refusals.append((now_s, model, num_requests))
 
     def find(self, request_id: str) -> list[EndedRequest]:
         """Return the choices of a call, by the id of its request or of its answer."""
         return [each for each in self._ended if request_id in (each.request_id, each.call_id)]
 
     def figures(self, now_s: float) -> dict[str, RecentFigures]:
-        """Return the figures of each model with interactive requests in the window."""
-        by_model: dict[str, list[EndedRequest]] = defaultdict(list)
-        for each in reversed(self._ended):
-            if each.ended_s < now_s - WINDOW_S:
+        """Return the figures of each model with requests in the window."""
+        first_s = now_s - WINDOW_S
+        num_refused: Counter[str] = Counter()
+        for at_s, model, num_requests in reversed(self._refusals):
+            if at_s < first_s:
                 break
-            if each.service_class is ServiceClass.INTERACTIVE:
-                by_model[each.model].append(each)
-        return {model: _figures(ended) for model, ended in by_model.items()}
+            num_refused[model] += num_requests
+        ended: dict[str, list[EndedRequest]] = defaultdict(list)
+        for each in reversed(self._ended):
+            if each.ended_s < first_s:
+                break
+            if each.end == REJECTED:
+                num_refused[each.model] += 1
+            elif each.service_class is ServiceClass.INTERACTIVE:
+                ended[each.model].append(each)
+        models = ended.keys() | num_refused.keys()
+        return {model: _figures(ended.get(model, ()), num_refused[model]) for model in models}
 
 
-def _figures(ended: Sequence[EndedRequest]) -> RecentFigures:
-    ends_well = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
+def _figures(ended: Sequence[EndedRequest], num_refused: int) -> RecentFigures:
     within = map(EndedRequest.is_within_targets, ended)
     judged = [each for each in within if each is not None]
     return RecentFigures(
         num_ended=len(ended),
-        num_failed=sum(each.end not in ends_well for each in ended),
+        num_failed=sum(each.end == FinishReason.ERROR for each in ended),
+        num_refused=num_refused,
         ttft=Spread.of([each.ttft_s for each in ended if each.ttft_s is not None]),
         tpot=Spread.of([each.tpot_s for each in ended if each.tpot_s is not None]),
         attainment=sum(judged) / len(judged) if judged else None,

@@ -9,10 +9,9 @@ from muxcluster.http.calls.account import EngineTime
 from muxcluster.http.calls.call import Call
 from muxcluster.http.calls.choice import TOOL_CALLS, ChoiceDelta
 from muxcluster.http.metrics import request_log
-from muxcluster.http.metrics.recent import EndedRequest
+from muxcluster.http.metrics.recent import REJECTED, EndedRequest
 from muxcluster.http.metrics.requests import ENGINE, REJECTED_CODES, Metrics
 
-REJECTED = "rejected"  # the end of a request that no unit took; counted apart from the others
 # metric of each part of a request's time; all parts but the first sum to it
 PART_HISTOGRAMS = {
     "total_s": "e2e_request_latency_seconds",

@@ -9,7 +9,7 @@ from muxcluster.http.live.snapshot import models_told, units_told
 from muxcluster.http.live.units import UnitHistory
 from muxcluster.http.metrics.recent import RecentFigures, Spread
 
-FIGURES = RecentFigures(10, 1, Spread(0.08, 0.3), Spread(0.02, 0.04), 0.9)
+FIGURES = RecentFigures(10, 1, 4, Spread(0.08, 0.3), Spread(0.02, 0.04), 0.9)
 
 
 def snapshot(

@@ -47,6 +47,7 @@ def test_the_screen_tells_units_models_latencies_and_what_is_wrong() -> None:
     text = "\n".join(drawn(found))
     assert "http://here ready 1 of 2 nodes, 1 of 2 units up, 3 models" in text
     assert "node b is not reachable" in text and "no room for: big" in text
+    assert "chat: 4 requests refused within 60 s" in text
     assert "u-0 a: 0-1 up 60% of 1000" in text
     assert "chat decode 25%, code decode 25%, rare decode 25%" in text
     assert "u-1 - unreachable -" in text

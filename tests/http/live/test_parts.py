@@ -119,13 +119,18 @@ def test_figures_are_of_interactive_requests_in_the_window() -> None:
         ended(74.0, ttft_s=9.0, end="abort", slo=slo),  # its client left: not judged
         ended(75.0, tpot_s=None),  # without targets
         ended(76.0, ttft_s=99.0, kind=ServiceClass.BATCH),
+        ended(77.0, ttft_s=None, tpot_s=None, end="rejected", kind=ServiceClass.BATCH),
     ]
+    for model, at_s in (("m", 69.0), ("m", 70.0), ("full", 71.0)):
+        recent.refuse(model, 3, at_s)
     for each in in_window:
         recent.add(each)
     figures = recent.figures(70.0 + WINDOW_S)["m"]
     assert (figures.num_ended, figures.num_failed) == (6, 1)
     assert figures.attainment == pytest.approx(1 / 4)
     assert figures.ttft.p99_s == 9.0 and figures.tpot.p99_s == 0.06
+    assert figures.num_refused == 1 + 3
+    assert recent.figures(70.0 + WINDOW_S)["full"].num_refused == 3
     assert recent.figures(1000.0) == {}
     assert [each.ended_s for each in recent.find("cmpl-r71")] == [71.0]
     assert recent.find("r71") == recent.find("cmpl-r71") and recent.find("r") == []

@@ -1,6 +1,7 @@
 """The routes of the live view: what they tell, to whom, and the page's headers."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 
 import pytest
@@ -11,7 +12,7 @@ from muxcluster.core.request import Slo
 from muxcluster.core.served import ServedModel
 from muxcluster.http.app import create_app
 from muxcluster.http.live import view
-from muxcluster.http.settings import ApiSettings
+from muxcluster.http.settings import ApiSettings, QueueLimits
 from tests.http.fakes import FakeBackend, wait_until
 
 TEXT = {"model": "tiny", "prompt": "hi", "max_tokens": 50}
@@ -77,6 +78,21 @@ def test_a_refused_request_says_why(http: TestClient, backend: FakeBackend) -> N
     assert http.post("/v1/completions", json=TEXT, headers={"X-Request-Id": "r"}).status_code == 503
     (choice,) = http.get("/v1/cluster/requests/r").json()["choices"]
     assert (choice["end"], choice["error"], choice["ttft_s"]) == ("error", "gone", None)
+
+
+def test_requests_that_a_full_queue_refuses_are_told(backend: FakeBackend) -> None:
+    with TestClient(create_app(backend, ApiSettings(queues=QueueLimits(interactive=1)))) as http:
+        backend.most_deltas = 0
+        limits = {"X-Request-Timeout-Seconds": "1"}
+        bodies = [TEXT | {"prompt": ["a"]}, TEXT | {"prompt": ["b"]}]
+        with ThreadPoolExecutor(2) as threads:
+            answers = threads.map(
+                lambda body: http.post("/v1/completions", json=body, headers=limits), bodies
+            )
+            codes = sorted(answer.status_code for answer in answers)
+        recent = http.get(LIVE).json()["models"][0]["recent"]
+    assert codes == [408, 429]
+    assert (recent["num_refused"], recent["num_ended"], recent["num_failed"]) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("path", [LIVE, "/v1/cluster/requests/r", "/v1/cluster/", LIVE + "/"])

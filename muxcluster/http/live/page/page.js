@@ -213,6 +213,7 @@ const COLUMNS = [
   { id: "tpot", title: "TPOT p50", value: (m) => m.recent.tpot.p50_s, show: seconds, extra: true },
   { id: "tpot99", title: "p99", value: (m) => m.recent.tpot.p99_s, show: seconds, extra: true, target: (m) => m.targets && m.targets.tpot_s },
   { id: "within", title: "in time", value: (m) => m.recent.attainment, show: percent },
+  { id: "refused", title: "refused", value: (m) => m.recent.num_refused, show: count, extra: true },
   { id: "kv", title: "KV of quota", value: (m) => (m.quota_blocks ? m.used_blocks / m.quota_blocks : null), show: percent },
   { id: "cached", title: "cached", value: (m) => m.cached_blocks, show: count, extra: true },
   { id: "units", title: "units", value: (m) => m.units.length, show: count, extra: true },
@@ -304,7 +305,7 @@ function modelCard(model) {
     "article",
     { class: "card" },
     make("h3", null, model.name),
-    make("p", { class: "faint" }, `${recent.num_ended} interactive requests ended within ${recent.window_s} s, ${recent.num_failed} failed or refused`),
+    make("p", { class: "faint" }, `${recent.num_ended} interactive requests ended within ${recent.window_s} s, ${recent.num_failed} failed; ${recent.num_refused} were refused`),
     make(
       "table",
       null,
@@ -324,6 +325,10 @@ function problems(snapshot) {
   for (const unit of snapshot.units) if (tone(unit.state) === "bad") found.push(`unit ${unit.id} is ${unit.state}${unit.reason ? `: ${unit.reason}` : ""}`);
   if ((cluster.missing_units || []).length) found.push(`not running as planned: ${cluster.missing_units.join(", ")}`);
   if ((cluster.unplaced || []).length) found.push(`no room for: ${cluster.unplaced.join(", ")}`);
+  for (const model of snapshot.models) {
+    const { num_refused: refused, window_s: windowS } = model.recent;
+    if (refused) found.push(`${model.name}: ${refused} requests refused within ${windowS} s`);
+  }
   return found;
 }
 
@@ -343,6 +348,7 @@ function drawBatchCounts(batches) {
 
 function batchRow(batch) {
   const counts = batch.request_counts || {};
+  const estimate = (batch.metadata || {}).estimated_finish_at;
   const bar = make("progress", { max: String(Math.max(1, counts.total || 0)), value: String((counts.completed || 0) + (counts.failed || 0)) });
   return make(
     "tr",
@@ -353,6 +359,7 @@ function batchRow(batch) {
     make("td", null, count(counts.failed)),
     make("td", null, count(counts.total)),
     make("td", null, bar),
+    make("td", null, estimate && tone(batch.status) === "soon" ? clock(Number(estimate)) : ""),
   );
 }
 
