@@ -192,11 +192,11 @@ def event_text(event: Mapping[str, Any]) -> str:
 
 MODEL_TITLES = (
     *("unit", "is", "weights", "order", "running", "waiting"),
-    *("used", "batch", "cached", "quota", "req/s", "expected wait"),
+    *("used", "batch", "cached", "quota", "lending requests", "req/s", "expected wait"),
 )
 _MODEL_NUMBERS = (
     *("running", "waiting"),
-    *("used_blocks", "batch_blocks", "cached_blocks", "quota_blocks"),
+    *("used_blocks", "batch_blocks", "cached_blocks", "quota_blocks", "lent_requests"),
 )
 
 

@@ -16,7 +16,7 @@ from tests.cli.watching.snapshots import snapshot
 
 MODELS = (
     ModelStats("chat", num_running=3, num_waiting=9, quota_blocks=200, used_blocks=50),
-    ModelStats("code", num_running=5, weights="parked", order="hold", cached_blocks=7),
+    ModelStats("code", num_running=5, weights="parked", order="hold", cached_blocks=7, num_lent=2),
     ModelStats("rare"),
 )
 
@@ -67,7 +67,7 @@ def test_a_server_that_does_not_answer_is_said_above_what_it_said_last() -> None
 def test_an_opened_model_is_shown_by_unit() -> None:
     found = snapshot(MODELS, {"u-0": "up", "u-1": "loading"})
     text = "\n".join(drawn(found, Browser(opened="code")))
-    assert "u-0 up parked hold 5 0 0 0 7 0 0" in text
+    assert "u-0 up parked hold 5 0 0 0 7 0 2 0" in text
     # a quarter of the SMs for a second of the half minute
     assert "u-0 decode: 0.8% of the SMs, at most 25%" in text
     assert "chat" not in text

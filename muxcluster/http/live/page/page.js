@@ -283,7 +283,7 @@ function button(key, label, onClick) {
 }
 
 function modelCard(model) {
-  const titles = ["unit", "unit is", "weights", "order", "running", "waiting", "used", "batch", "cached", "quota", "req/s", "expected wait"];
+  const titles = ["unit", "unit is", "weights", "order", "running", "waiting", "used", "batch", "cached", "quota", "lending requests", "req/s", "expected wait"];
   const rows = page.snapshot.units.flatMap((unit) =>
     unit.models.filter((each) => each.name === model.name).map((each) => [
       unit.id,
@@ -296,6 +296,7 @@ function modelCard(model) {
       count(each.batch_blocks),
       count(each.cached_blocks),
       count(each.quota_blocks),
+      count(each.lent_requests),
       rate(each.rate_per_s),
       seconds(each.expected_wait_s),
     ]),
