@@ -108,6 +108,7 @@ def test_every_name_is_text(tmp_path: Path, snapshot: dict[str, Any]) -> None:
     assert "1 of 1 units up" in texts["status"] and "100 models" in texts["status"]
     assert "model-98" in texts["model-rows"]
     assert "600 of 1000 blocks free" in texts["units"]
+    assert "and 288 more" in texts["units"]  # of three phases each
     assert "2 completed, 7 lines completed, 1 lines failed" in texts["batch-counts"]
     assert "batches" not in found["shown"][-1]["hidden"]
 

@@ -5,6 +5,7 @@
 const PERIOD_MS = 1000;
 const PATIENCE_MS = 8000;
 const BATCHES_EVERY = 5; // snapshots
+const MOST_NAMED = 12; // models and phases in the legend of a unit
 const SVG = "http://www.w3.org/2000/svg";
 const GOOD = ["up", "resident", "ready", "completed"];
 const SOON = ["loading", "recovering", "waking", "parking", "starting", "in_progress", "validating", "finalizing", "cancelling"];
@@ -166,15 +167,23 @@ function timelineParts(sm) {
     drawing.append(shape);
     series.shares.forEach((share, i) => (floors[i] += share));
   }
-  const legend = make("ul", { class: "legend" });
-  for (const series of sm.series) {
-    const latest = series.shares.slice(-4);
-    const now = latest.reduce((sum, share) => sum + share, 0) / Math.max(1, latest.length);
-    legend.append(make("li", null, swatch(series.model, phaseOpacity(series.phase)), `${series.model} ${series.phase} ${percent(now)}`));
-  }
   const ago = Math.round(numBins * sm.bin_s);
   const scale = make("div", { class: "scale" }, make("span", null, numBins ? `${ago} s ago` : "nothing ran lately"), make("span", null, `SM share, up to ${percent(highest)}`), make("span", null, "now"));
-  return [drawing, scale, legend];
+  return [drawing, scale, legendOf(sm.series)];
+}
+
+// The series with most of the SMs lately, each with its share of the last second.
+function legendOf(series) {
+  const sum = (shares) => shares.reduce((total, share) => total + share, 0);
+  const largest = [...series].sort((a, b) => sum(b.shares) - sum(a.shares)).slice(0, MOST_NAMED);
+  const legend = make("ul", { class: "legend" });
+  for (const { model, phase, shares } of largest) {
+    const latest = shares.slice(-4);
+    const now = percent(sum(latest) / Math.max(1, latest.length));
+    legend.append(make("li", null, swatch(model, phaseOpacity(phase)), `${model} ${phase} ${now}`));
+  }
+  if (series.length > MOST_NAMED) legend.append(make("li", null, `and ${series.length - MOST_NAMED} more`));
+  return legend;
 }
 
 function phaseOpacity(phase) {
