@@ -27,6 +27,8 @@ COMMANDS = {
     "down": "Stop what up started, on every node.",
     "bench": "Measure a running server the way vLLM's bench does.",
     "status": "Show what a running server does.",
+    "top": "Show what a running server does, each second.",
+    "trace": "Show where the time of one request went.",
     "park": "Give back the memory of a model's weights on a running server.",
     "wake": "Bring a parked model's weights back.",
     "pin": "Keep a model's weights from being parked.",
@@ -47,7 +49,14 @@ GROUPS = {
 }
 # Where commands that are not in this folder are, and the actions of a command: `y` is the function
 # `y` of module `y` there.
-FOLDERS = {"batch": "batch.", "park": "weights.", "wake": "weights.", "pin": "weights."}
+FOLDERS = {
+    "batch": "batch.",
+    "park": "weights.",
+    "wake": "weights.",
+    "pin": "weights.",
+    "top": "watching.",
+    "trace": "watching.",
+}
 
 # Raised by typer for a wrong command line; it has no public name.
 _USAGE_ERROR: Any = typer.BadParameter.__base__

@@ -15,6 +15,8 @@ from muxcluster.batch.service.interface import BatchService
 from muxcluster.core.errors import MuxClusterError
 from muxcluster.http.calls.model_text import ModelTexts
 from muxcluster.http.errors import HttpError, http_error, status_error
+from muxcluster.http.live.units import UnitHistory
+from muxcluster.http.live.view import Cluster, LiveView
 from muxcluster.http.metrics.batches import BatchMetrics
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.metrics.units import UnitMetrics
@@ -22,6 +24,7 @@ from muxcluster.http.routes.batches import batch_routes
 from muxcluster.http.routes.documents import DocumentedApp
 from muxcluster.http.routes.files import file_routes
 from muxcluster.http.routes.generation import generation_routes
+from muxcluster.http.routes.live import live_routes
 from muxcluster.http.routes.models import model_routes
 from muxcluster.http.routes.status import status_routes
 from muxcluster.http.routes.weights import weight_routes
@@ -36,21 +39,27 @@ MODELS_PERIOD_S = 0.25  # how soon after its directory a new model's tokenizer i
 
 
 def create_app(
-    backend: Backend, settings: ApiSettings | None = None, batch_service: BatchService | None = None
+    backend: Backend,
+    settings: ApiSettings | None = None,
+    batch_service: BatchService | None = None,
+    cluster: Cluster | None = None,
 ) -> FastAPI:
     """Return the OpenAI application over `backend`.
 
     `app.state.service` is its CompletionService; `app.state.on_refused_head` counts requests that a
     listener refuses before they get here. batch_service: started and closed with the application;
-    None: no routes of files and batches.
+    None: no routes of files and batches. cluster: of units in other processes, for the live view.
+
     Raises LoadError naming the file if a model's tokenizer or template cannot be read.
     """
     settings = settings or ApiSettings()
     texts = ModelTexts.load(backend.models())
     metrics = Metrics()
     metrics.declare(text.served for text in texts)
-    units = UnitMetrics(metrics.registry, backend.stats)
+    history = UnitHistory(backend.stats, dict if cluster is None else cluster.links)
+    units = UnitMetrics(metrics.registry, history.stats)
     batches = BatchMetrics(metrics.registry)
+    view = LiveView(backend, history, metrics.recent, batches, cluster)
     service = CompletionService(backend, texts, metrics, settings)
 
     @asynccontextmanager
@@ -76,6 +85,7 @@ def create_app(
     app.include_router(model_routes(texts, settings))
     app.include_router(status_routes(backend, texts, metrics))
     app.include_router(weight_routes(backend, settings))
+    app.include_router(live_routes(view, metrics.recent))
     if batch_service is not None:
         app.include_router(file_routes(batch_service))
         app.include_router(batch_routes(batch_service))

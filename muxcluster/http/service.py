@@ -175,6 +175,7 @@ class CompletionService:
             return self._gate.admit(model, service_class, num_requests)
         except Overloaded:
             self._metrics.count("admission_rejections", model, num_requests)
+            self._metrics.recent.refuse(model, num_requests, time.monotonic())
             raise
 
     async def _choice(self, call: Call, index: int) -> AsyncGenerator[ChoiceDelta, None]:

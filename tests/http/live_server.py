@@ -3,8 +3,10 @@
 import asyncio
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -15,6 +17,7 @@ from muxcluster.batch.service.settings import BatchSettings
 from muxcluster.config.load import load_config
 from muxcluster.config.planning import plan_for
 from muxcluster.config.units import served_models, unit_specs
+from muxcluster.core.unitspec import UnitSpec
 from muxcluster.demo.models import build_model
 from muxcluster.engine.unit.local import LocalUnitClient
 from muxcluster.http.app import create_app
@@ -27,6 +30,8 @@ from muxcluster.router.backend import RoutedBackend
 
 NAME = "tiny"
 START_S = 300.0
+
+Change = Callable[[UnitSpec], UnitSpec]
 
 
 def configured(folder: Path, family: str = "llama", **model: object) -> Path:
@@ -44,11 +49,17 @@ def configured(folder: Path, family: str = "llama", **model: object) -> Path:
 
 
 @contextmanager
-def live_server(file: Path) -> Iterator[str]:
-    """Serve the unit of a configuration, with files and batches; yields the address."""
+def live_server(
+    file: Path, settings: ApiSettings | None = None, change: Change = lambda spec: spec
+) -> Iterator[str]:
+    """Serve the unit of a configuration, with files and batches; yields the address.
+
+    change: what becomes of the unit before it starts.
+    """
     urls: queue.Queue[str] = queue.Queue()
     end = threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(_serve(file, urls, end)), daemon=True)
+    serving = partial(_serve, file, urls, end, settings or ApiSettings(), change)
+    thread = threading.Thread(target=lambda: asyncio.run(serving()), daemon=True)
     thread.start()
     try:
         yield urls.get(timeout=START_S)
@@ -57,15 +68,21 @@ def live_server(file: Path) -> Iterator[str]:
         thread.join(START_S)
 
 
-async def _serve(file: Path, urls: "queue.Queue[str]", end: threading.Event) -> None:
+async def _serve(
+    file: Path,
+    urls: "queue.Queue[str]",
+    end: threading.Event,
+    settings: ApiSettings,
+    change: Change,
+) -> None:
     config = load_config(file)
     (spec,) = unit_specs(config, plan_for(config))
-    unit = LocalUnitClient(spec)
+    unit = LocalUnitClient(change(spec))
     await unit.start()
     try:
         backend = RoutedBackend(served_models(config), {NAME: unit})
         batch = BatchSettings(str(file.parent / "batches"))
-        settings = ApiSettings(batch=batch)
+        settings = replace(settings, batch=batch)
         texts = ModelTexts.load(backend.models())
         service = CompletionService(backend, texts, Metrics(), settings)
         lines = LineAnswerer(service, lenient=False)

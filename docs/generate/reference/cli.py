@@ -21,8 +21,8 @@ _INTRODUCTION = """\
 `muxcluster COMMAND --help` shows the same. Exit codes: 0 done, 1 failed, 2 bad input or a plan that
 does not fit, 130 interrupted. Errors are one line on standard error. Commands that print a table
 print it as JSON with `--json`. `place`, `simulate`, `init`, `batch plan`, and the clients of a
-server (`chat`, `status`, `bench`, `park`, `wake`, `pin`, the other `batch` commands but `run`) work
-with the base install; the others need the extra `serve`, and say so."""
+server (`chat`, `status`, `top`, `trace`, `bench`, `park`, `wake`, `pin`, the other `batch` commands
+but `run`) work with the base install; the others need the extra `serve`, and say so."""
 
 
 def cli_page() -> str:

@@ -62,7 +62,7 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that Serve routes HTTP to; a hook, on its event loop."""
-        app = create_app(self._backend, self._settings, self._batch_service)
+        app = create_app(self._backend, self._settings, self._batch_service, self)
         app.add_api_route("/status", self.status, methods=["GET"])
         app.add_api_route("/timeline", self.timeline, methods=["GET"])
         self._service = app.state.service
@@ -110,8 +110,11 @@ class Ingress:
         Raises NotReady while the controller does not answer; streams go on without it.
         """
         state = await self._views.ask(Controller.status)
-        links = {link.unit_id: link.state().value for link in self._unit_links.links()}
-        return {**state, "ready": self._backend.ready(), "links": links}
+        return {**state, "ready": self._backend.ready(), "links": self.links()}
+
+    def links(self) -> dict[str, str]:
+        """Return the state of the link to each unit (a `LinkState`), by its id."""
+        return {link.unit_id: link.state().value for link in self._unit_links.links()}
 
     async def timeline(self) -> dict[str, Any]:
         """Return the finished jobs of each unit, oldest first. Raises as `status`."""

@@ -22,6 +22,11 @@ class BatchMetrics(Collector):
         self._figures: Figures | None = None
         registry.register(self)
 
+    @property
+    def figures(self) -> Figures | None:
+        """The figures read last; None before the first batch file, and without a service."""
+        return self._figures
+
     async def follow(self, batch_service: BatchService) -> None:
         """Read the figures again and again, until cancelled; keep the last while none come."""
         while True:

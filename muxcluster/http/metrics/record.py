@@ -9,9 +9,9 @@ from muxcluster.http.calls.account import EngineTime
 from muxcluster.http.calls.call import Call
 from muxcluster.http.calls.choice import TOOL_CALLS, ChoiceDelta
 from muxcluster.http.metrics import request_log
+from muxcluster.http.metrics.recent import REJECTED, EndedRequest
 from muxcluster.http.metrics.requests import ENGINE, REJECTED_CODES, Metrics
 
-REJECTED = "rejected"  # the end of a request that no unit took; counted apart from the others
 # metric of each part of a request's time; all parts but the first sum to it
 PART_HISTOGRAMS = {
     "total_s": "e2e_request_latency_seconds",
@@ -110,8 +110,10 @@ class RequestRecord:
             self._metrics.count("admission_rejections", self._model)
         else:
             self._observe_end(end, times)
+        line = self._line(end, times, error)
+        self._metrics.recent.add(self._ended(end, line))
         if request_log.is_on():
-            request_log.write(self._line(end, times, error))
+            request_log.write(line)
 
     def _end_by(self, error: BaseException | None) -> str:
         """Return how a request without a finish reason ended."""
@@ -128,9 +130,31 @@ class RequestRecord:
             self._observe(name, times[part])
         self._observe("request_inference_time_seconds", times["prefill_s"] + times["decode_s"])
         self._observe("request_generation_tokens", self._num_output)
-        if self._num_output > 1:
-            mean_s = (self._latest_s - self._first_s) / (self._num_output - 1)
-            self._observe("request_time_per_output_token_seconds", mean_s)
+        if (tpot_s := self._tpot_s()) is not None:
+            self._observe("request_time_per_output_token_seconds", tpot_s)
+
+    def _tpot_s(self) -> float | None:
+        """Return the mean time of a token after the first; None if there is none."""
+        if self._num_output < 2:
+            return None
+        return (self._latest_s - self._first_s) / (self._num_output - 1)
+
+    def _ended(self, end: str, line: dict[str, object]) -> EndedRequest:
+        call, now_s = self._call, time.monotonic()
+        arrived_s = call.head.arrived_s
+        return EndedRequest(
+            line=line,
+            request_id=call.head.request_id,
+            call_id=call.call_id,
+            model=self._model,
+            service_class=call.service_class,
+            end=end,
+            arrived_unix_s=time.time() - (now_s - arrived_s),
+            ended_s=now_s,
+            ttft_s=self._first_s - arrived_s if self._num_output else None,
+            tpot_s=self._tpot_s(),
+            slo=call.slo,
+        )
 
     def _line(
         self, end: str, times: dict[str, float], error: BaseException | None

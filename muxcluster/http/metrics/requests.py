@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from muxcluster.core.events import FinishReason
 from muxcluster.core.served import ServedModel
 from muxcluster.http.calls.call import Call
+from muxcluster.http.metrics.recent import RecentRequests
 
 LABELS = ("model_name", "engine")
 UNKNOWN_MODEL = ""  # `model_name` label of requests that were refused unread
@@ -62,11 +63,15 @@ REJECTED_CODES = frozenset(
 
 
 class Metrics:
-    """The request metrics of one application; `num_live`: requests now in the engine."""
+    """The request metrics of one application.
+
+    num_live: requests now in the engine. recent: those that ended last.
+    """
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self.num_live = 0
+        self.recent = RecentRequests()
         self.histograms = {
             name: Histogram(f"{prefix}:{name}", text, LABELS, buckets=buckets, registry=registry)
             for prefix, families in (("vllm", HISTOGRAMS), ("muxcluster", OUR_HISTOGRAMS))

@@ -20,8 +20,10 @@ from muxcluster.http.server.open_calls import OpenCall, OpenCalls
 from muxcluster.http.server.pace import Pace, PacedBody
 from muxcluster.http.settings import ApiSettings
 
-OPEN_ROUTES = frozenset({"/health", "/ping", "/ready"})
+PAGE_ROUTES = frozenset({"/dashboard", "/dashboard/page.js", "/dashboard/page.css"})
+OPEN_ROUTES = frozenset({"/health", "/ping", "/ready"}) | PAGE_ROUTES
 ADMIN_ROUTES = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/pin", "/unpin"})
+CLUSTER_ROUTES = "/v1/cluster/"  # of what all clients do: for the admin key alone, if there is one
 UPLOAD = "/v1/files"
 FORM_BYTES = 64 * 2**10  # of an upload's form around the file
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -105,7 +107,8 @@ class Edge:
             await self._app(scope, self._limited(scope, receive, open_call), send)
 
     def _key_refusal(self, path: str, headers: Headers) -> HttpError | None:
-        is_for_admin = path in ADMIN_ROUTES
+        is_of_cluster = path.startswith(CLUSTER_ROUTES) and self._admin_digest is not None
+        is_for_admin = path in ADMIN_ROUTES or is_of_cluster
         if path in OPEN_ROUTES or not (self._key_digests or is_for_admin):
             return None
         if is_for_admin and self._admin_digest is None:

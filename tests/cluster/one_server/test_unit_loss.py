@@ -14,6 +14,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
+from muxcluster.cli.main import run
+
 NAMES = ("llama-a", "qwen-b", "opt-c")
 NUM_STREAMS = 16
 NUM_TOKENS = 96
@@ -154,6 +156,24 @@ def test_readiness_returns(runs: Any, url: str) -> None:
     while _get(f"{url}/ready")[0] != 200:
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_the_live_view_saw_the_unit_go_and_come_back(
+    runs: Any, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    live = json.loads(_get(f"{url}/v1/cluster/live")[1])
+    changes = [each for each in live["events"] if each["what"] == "state"]
+    assert {each["unit"] for each in changes} == {"local-0.1"}
+    assert changes[0]["after"] == "up"  # the newest
+    lost = {each["after"] for each in changes if each["before"] == "up"}
+    assert lost and lost <= {"unreachable", "recovering"}
+    (unit,) = live["units"]
+    assert (unit["state"], unit["node"], unit["phase"]) == ("up", "local", "ready")
+    assert {series["model"] for series in unit["sm"]["series"]} <= set(NAMES)
+    assert {model["recent"]["num_failed"] for model in live["models"]} == {0}
+    assert run(["top", "--once", "--url", url]) == 0
+    shown = capsys.readouterr().out
+    assert "1 of 1 units up" in shown and all(name in shown for name in NAMES)
 
 
 def test_a_lost_owner_is_in_the_servers_output(runs: Any, server: Any, url: str) -> None:

@@ -1,0 +1,1 @@
+"""`muxcluster top` and `trace`: what a running server does, and did with one request."""
