@@ -22,7 +22,9 @@ from muxcluster.http.routes.batches import batch_routes
 from muxcluster.http.routes.documents import DocumentedApp
 from muxcluster.http.routes.files import file_routes
 from muxcluster.http.routes.generation import generation_routes
+from muxcluster.http.routes.messages import message_routes
 from muxcluster.http.routes.models import model_routes
+from muxcluster.http.routes.responses import response_routes
 from muxcluster.http.routes.status import status_routes
 from muxcluster.http.routes.weights import weight_routes
 from muxcluster.http.server.middleware import Edge, error_response
@@ -73,6 +75,8 @@ def create_app(
     app.state.service = service
     app.state.on_refused_head = metrics.refused_head
     app.include_router(generation_routes(service, lenient=settings.lenient))
+    app.include_router(message_routes(service, lenient=settings.lenient))
+    app.include_router(response_routes(service, lenient=settings.lenient))
     app.include_router(model_routes(texts, settings))
     app.include_router(status_routes(backend, texts, metrics))
     app.include_router(weight_routes(backend, settings))

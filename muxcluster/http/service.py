@@ -135,6 +135,18 @@ class CompletionService:
             output=rules if rules is not None and rules.has_effect else None,
         )
 
+    async def count_tokens(self, body: ChatBody) -> int:
+        """Return how many tokens the prompt of a chat has, also if they do not fit the context.
+
+        Raises RequestError.
+        """
+        model = self._texts.find(body.model)
+        messages = chat_messages(body.messages)
+        text = await model.render_async(body, messages, await self._tools(body))
+        special = bool(body.add_special_tokens)
+        work = partial(model.encode, text, add_special_tokens=special)
+        return len(await off_loop(work, len(text), self._settings.inline_chars))
+
     def time_limit_s(self, head: RequestHead) -> float:
         """Return how long a call may take: the client's limit or the server's, the shorter one."""
         limit_s = self._settings.request_timeout_s

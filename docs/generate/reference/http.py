@@ -98,7 +98,7 @@ def _value(annotation: Any) -> str:
     if origin is dict or annotation is dict:
         return "object"
     if annotation is Any:
-        return "see OpenAI's reference"
+        return "see its API's reference"
     if issubclass(annotation, BaseModel):
         return "object of " + ", ".join(name for name, _ in _fields(annotation))
     return {int: "integer", float: "number", str: "text", bool: "`true`, `false`"}[annotation]
