@@ -37,7 +37,7 @@ def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
     """The data of a stream's events, whose names are their types."""
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
-    return _events(answer.text)
+    return events_in(answer.text)
 
 
 def events_before_the_cut(
@@ -52,10 +52,11 @@ def events_before_the_cut(
     ):
         for piece in answer.iter_text():
             text += piece
-    return _events(text)
+    return events_in(text)
 
 
-def _events(text: str) -> list[dict[str, Any]]:
+def events_in(text: str) -> list[dict[str, Any]]:
+    """The data of all events in the text of a stream."""
     found = []
     for block in text.split("\n\n")[:-1]:
         name, data = block.split("\n")
