@@ -16,8 +16,8 @@ from muxcluster.text.validation.fields import HARMLESS, REFUSED
 _INTRODUCTION = """\
 # HTTP
 
-Routes and fields; behaviour is in [The OpenAI API](../guides/openai-api.md). A running server has
-the same as `/openapi.json`."""
+Routes and fields; behaviour is in [The OpenAI API](../guides/openai-api.md) and
+[Other APIs](../guides/other-apis.md). A running server has the same as `/openapi.json`."""
 _FIELDS = """\
 ## Fields that are accepted and change nothing
 

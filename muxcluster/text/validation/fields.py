@@ -10,6 +10,7 @@ HARMLESS = frozenset(
     {
         "user",
         "metadata",
+        "cache_control",
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_options",

@@ -44,7 +44,7 @@ class CountTokensBody(ApiBody):
 
 
 class MessagesBody(CountTokensBody):
-    """POST /v1/messages. The lists in it are checked by `chat_body`."""
+    """POST /v1/messages. What its lists hold is checked by `messages.chat`."""
 
     max_tokens: Tokens
     stream: bool | None = None

@@ -35,7 +35,7 @@ class ResponseStreamOptions(BaseModel):
 
 
 class ResponsesBody(ApiBody):
-    """POST /v1/responses. The lists in it are checked by `chat_body`."""
+    """POST /v1/responses. What its lists hold is checked by `responses.chat`."""
 
     input: Any
     instructions: str | None = None
