@@ -113,6 +113,8 @@ class _ChunkWriter:
     def __init__(self, call: Call, wire: Wire, options: StreamOptions) -> None:
         self._wire = wire
         self._envelope = wire.envelope(streamed=True)
+        self._opening = wire.opening()
+        self._has_ids = call.returns_token_ids
         self._usage = UsageTally(call)
         self._counts = bool(options.include_usage) or call.head.wants_timing
         self._counts_always = self._counts and bool(options.continuous_usage_stats)
@@ -134,7 +136,8 @@ class _ChunkWriter:
 
     def _write_one(self, delta: ChoiceDelta) -> bytes:
         self._usage.add(delta)
-        is_plain = not (delta.logprobs or delta.finish_reason or delta.parts or self._counts_always)
+        is_more = delta.logprobs or delta.finish_reason or delta.parts
+        is_plain = not (is_more or self._counts_always or self._has_ids)
         frame = self._frames.get(delta.index) if is_plain else None
         if frame is not None:
             return frame[0] + self._encoder.encode(delta.text) + frame[1] if delta.text else b""
@@ -152,7 +155,8 @@ class _ChunkWriter:
         return before, after
 
     def _event(self, choices: list[Json]) -> bytes:
-        event: dict[str, Any] = {**self._envelope, "choices": choices}
+        event: dict[str, Any] = {**self._envelope, **self._opening, "choices": choices}
+        self._opening = {}
         if self._counts:
             event["usage"] = self._usage.value() if self._counts_always else None
         return b"data: " + self._encoder.encode(event) + b"\n\n"
