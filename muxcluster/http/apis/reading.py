@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from muxcluster.core.errors import InvalidValue, UnsupportedParameter
 from muxcluster.core.inputs.clip import plain
 from muxcluster.text.schemas import CacheSalt, Identifier, Int64, NonEmpty, SloBody
-from muxcluster.text.validation.prompts import MAX_MESSAGES, num_parts
+from muxcluster.text.validation.prompts import MAX_MESSAGES
 
 Json = dict[str, Any]
 Tokens = Annotated[int, Field(ge=1, lt=2**63)]
@@ -57,9 +57,19 @@ def check_size(items: list[Any], param: str) -> None:
 
     Parts may have parts: results of tools are lists of texts.
     """
-    parts = [part for item in items if num_parts(item) for part in item["content"][:MAX_MESSAGES]]
-    if max(len(items), len(parts), sum(map(num_parts, parts))) > MAX_MESSAGES:
-        raise InvalidValue(f"at most {MAX_MESSAGES} messages, and parts of messages", param)
+    if len(items) <= MAX_MESSAGES:
+        parts = [part for item in items for part in _parts(item)]
+        if len(parts) <= MAX_MESSAGES and sum(len(_parts(part)) for part in parts) <= MAX_MESSAGES:
+            return
+    raise InvalidValue(f"at most {MAX_MESSAGES} messages, and parts of messages", param)
+
+
+def _parts(item: object) -> list[Any]:
+    """Return the list of parts in a message, a part or an item of `input`; empty without one."""
+    if not isinstance(item, Mapping):
+        return []
+    values = (item.get(name) for name in ("content", "output", "summary"))
+    return [part for value in values if isinstance(value, list) for part in value]
 
 
 def text_of(value: object, param: str, kinds: frozenset[str]) -> str:
@@ -70,8 +80,9 @@ def text_of(value: object, param: str, kinds: frozenset[str]) -> str:
     """
     if isinstance(value, str):
         return value
-    if not isinstance(value, list):
-        raise InvalidValue(f"{param} must be a string or a list of text parts", param)
+    if not isinstance(value, list) or len(value) > MAX_MESSAGES:
+        most = f"a list of at most {MAX_MESSAGES} text parts"
+        raise InvalidValue(f"{param} must be a string or {most}", param)
     return "\n".join(_text(part, f"{param}[{i}]", kinds) for i, part in enumerate(value))
 
 

@@ -72,7 +72,7 @@ def chat_messages(value: object) -> list[dict[str, Any]]:
     """
     if not isinstance(value, list) or not value:
         raise InvalidValue("messages must be a non-empty list", "messages")
-    if len(value) > MAX_MESSAGES or sum(map(num_parts, value)) > MAX_MESSAGES:
+    if len(value) > MAX_MESSAGES or sum(map(_num_parts, value)) > MAX_MESSAGES:
         raise InvalidValue(f"at most {MAX_MESSAGES} messages, and parts of messages", "messages")
     return [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
 
@@ -117,8 +117,7 @@ def _reasoning(message: Mapping[str, Any], param: str) -> dict[str, str]:
     return found
 
 
-def num_parts(message: object) -> int:
-    """Return the length of a content that is a list of parts; 0 for others."""
+def _num_parts(message: object) -> int:
     content = message.get("content") if isinstance(message, Mapping) else None
     return len(content) if isinstance(content, list) else 0
 

@@ -244,6 +244,10 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,"}
         ({"input": [{"role": "tool", "content": "Hi"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": "x"}] * 20_000}, "input"),
+        (
+            {"input": [{"type": "function_call_output", "output": [{"type": "text"}] * 20_000}]},
+            "input",
+        ),
         (message(IMAGE), "input[0].content[0].type"),
         (message({"type": "input_text"}), "input[0].content[0].text"),
         (message({"type": "refusal", "refusal": "no"}), "input[0].content[0].type"),
