@@ -1,4 +1,4 @@
-"""Turns errors into HTTP answers in OpenAI's format: status, type, code and headers."""
+"""Turns errors into HTTP answers in OpenAI's or Anthropic's format: status, type and headers."""
 
 from dataclasses import dataclass, field
 
