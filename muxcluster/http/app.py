@@ -75,11 +75,11 @@ def create_app(
     app.state.service = service
     app.state.on_refused_head = metrics.refused_head
     app.include_router(generation_routes(service, lenient=settings.lenient))
-    app.include_router(message_routes(service, lenient=settings.lenient))
-    app.include_router(response_routes(service, lenient=settings.lenient))
     app.include_router(model_routes(texts, settings))
     app.include_router(status_routes(backend, texts, metrics))
     app.include_router(weight_routes(backend, settings))
+    app.include_router(message_routes(service, lenient=settings.lenient))
+    app.include_router(response_routes(service, lenient=settings.lenient))
     if batch_service is not None:
         app.include_router(file_routes(batch_service))
         app.include_router(batch_routes(batch_service))

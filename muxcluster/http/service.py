@@ -141,6 +141,11 @@ class CompletionService:
             output=rules if rules is not None and rules.has_effect else None,
         )
 
+    def time_limit_s(self, head: RequestHead) -> float:
+        """Return how long a call may take: the client's limit or the server's, the shorter one."""
+        limit_s = self._settings.request_timeout_s
+        return limit_s if head.timeout_s is None else min(limit_s, head.timeout_s)
+
     async def count_tokens(self, body: ChatBody) -> int:
         """Return how many tokens the prompt of a chat has, also if they do not fit the context.
 
@@ -152,11 +157,6 @@ class CompletionService:
         special = bool(body.add_special_tokens)
         work = partial(model.encode, text, add_special_tokens=special)
         return len(await off_loop(work, len(text), self._settings.inline_chars))
-
-    def time_limit_s(self, head: RequestHead) -> float:
-        """Return how long a call may take: the client's limit or the server's, the shorter one."""
-        limit_s = self._settings.request_timeout_s
-        return limit_s if head.timeout_s is None else min(limit_s, head.timeout_s)
 
     async def _tools(self, body: GenerationBody) -> AskedTools | None:
         """Return the body's tools; large ones are checked on a thread."""

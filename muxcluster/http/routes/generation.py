@@ -57,7 +57,7 @@ async def answer(
     read: makes a checked body of the decoded one. Raises what `read` and the service raise, and
     RequestTimeout.
     """
-    head = _head(request)
+    head = request_head(request)
     limit_s = service.time_limit_s(head)
     try:
         async with asyncio.timeout(limit_s):
@@ -99,7 +99,7 @@ def json_response(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def _head(request: Request) -> RequestHead:
+def request_head(request: Request) -> RequestHead:
     """Return what a call's headers say. Raises InvalidValue for a wrong one."""
     return RequestHead(
         request_id=request.state.request_id,
