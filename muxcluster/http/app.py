@@ -25,7 +25,9 @@ from muxcluster.http.routes.documents import DocumentedApp
 from muxcluster.http.routes.files import file_routes
 from muxcluster.http.routes.generation import generation_routes
 from muxcluster.http.routes.live import live_routes
+from muxcluster.http.routes.messages import message_routes
 from muxcluster.http.routes.models import model_routes
+from muxcluster.http.routes.responses import response_routes
 from muxcluster.http.routes.status import status_routes
 from muxcluster.http.routes.weights import weight_routes
 from muxcluster.http.server.middleware import Edge, error_response
@@ -86,6 +88,8 @@ def create_app(
     app.include_router(status_routes(backend, texts, metrics))
     app.include_router(weight_routes(backend, settings))
     app.include_router(live_routes(view, metrics.recent))
+    app.include_router(message_routes(service, lenient=settings.lenient))
+    app.include_router(response_routes(service, lenient=settings.lenient))
     if batch_service is not None:
         app.include_router(file_routes(batch_service))
         app.include_router(batch_routes(batch_service))

@@ -1,4 +1,4 @@
-"""Turns errors into HTTP answers in OpenAI's format: status, type, code and headers."""
+"""Turns errors into HTTP answers in OpenAI's or Anthropic's format: status, type and headers."""
 
 from dataclasses import dataclass, field
 
@@ -24,6 +24,8 @@ from muxcluster.core.errors import (
 )
 from muxcluster.core.events import Rejected
 
+MESSAGES = "/v1/messages"  # the route of the Messages API, and the start of its others
+
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
@@ -36,15 +38,18 @@ class HttpError:
     param: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
-    def body(self) -> bytes:
-        """Return `{"error": {...}}` as JSON."""
-        error = {
+    def body(self, path: str = "") -> bytes:
+        """Return `{"error": {...}}` as JSON, in the format of the API of the route `path`."""
+        if path.startswith(MESSAGES):
+            error = {"type": _messages_type(self.status), "message": self.message}
+            return msgspec.json.encode({"type": "error", "error": error})
+        fields = {
             "message": self.message,
             "type": self.type,
             "param": self.param,
             "code": self.code,
         }
-        return msgspec.json.encode({"error": error})
+        return msgspec.json.encode({"error": fields})
 
 
 INVALID = "invalid_request_error"
@@ -67,6 +72,17 @@ STATUS_CODES: dict[int, tuple[str, str]] = {
     413: (INVALID, "content_too_large"),
     415: (INVALID, "unsupported_media_type"),
     431: (INVALID, "request_head_too_large"),
+}
+
+# types of errors in the Messages API; other statuses have those of 400 and 500
+_MESSAGES_TYPES: dict[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
 }
 
 
@@ -106,6 +122,11 @@ def status_error(status: int, message: str) -> HttpError:
     default = ("server_error", "internal_error") if status >= 500 else (INVALID, "invalid_value")
     kind, code = STATUS_CODES.get(status, default)
     return HttpError(status, kind, code, message)
+
+
+def _messages_type(status: int) -> str:
+    """Return the type that the Messages API has for errors of a status."""
+    return _MESSAGES_TYPES.get(status, "api_error" if status >= 500 else INVALID)
 
 
 def rejection(rejected: Rejected) -> MuxClusterError:

@@ -11,6 +11,9 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from muxcluster.core.errors import (
     EngineFailure,
     InvalidValue,
@@ -39,6 +42,7 @@ from muxcluster.text.validation.body import parse
 from muxcluster.text.validation.constraints import constraint_of, has_constraint
 from muxcluster.text.validation.prompts import chat_messages, split_prompts, token_ids
 from muxcluster.text.validation.sampling import (
+    asked_max_tokens,
     check_stream_options,
     max_tokens_for,
     sampling_params,
@@ -128,6 +132,8 @@ class CompletionService:
             include_stop=bool(body.include_stop_str_in_output),
             skip_special_tokens=body.skip_special_tokens is not False,
             echo=isinstance(body, CompletionBody) and bool(body.echo),
+            returns_token_ids=bool(body.return_token_ids),
+            labels_tokens_by_id=bool(body.return_tokens_as_token_ids),
             service_class=service_class(body),
             slo=slo(body.slo, model.served.slo),
             priority=body.priority or 0,
@@ -139,6 +145,18 @@ class CompletionService:
         """Return how long a call may take: the client's limit or the server's, the shorter one."""
         limit_s = self._settings.request_timeout_s
         return limit_s if head.timeout_s is None else min(limit_s, head.timeout_s)
+
+    async def count_tokens(self, body: ChatBody) -> int:
+        """Return how many tokens the prompt of a chat has, also if they do not fit the context.
+
+        Raises RequestError.
+        """
+        model = self._texts.find(body.model)
+        messages = chat_messages(body.messages)
+        text = await model.render_async(body, messages, await self._tools(body))
+        special = bool(body.add_special_tokens)
+        work = partial(model.encode, text, add_special_tokens=special)
+        return len(await off_loop(work, len(text), self._settings.inline_chars))
 
     async def _tools(self, body: GenerationBody) -> AskedTools | None:
         """Return the body's tools; large ones are checked on a thread."""
@@ -193,7 +211,7 @@ class CompletionService:
                     if delta.rejected is not None:
                         raise rejection(delta.rejected)
                     # several tokens that came at once are still an event each
-                    parts = (delta,) if call.sampling.logprobs is None else one_by_one(delta)
+                    parts = one_by_one(delta) if call.tells_tokens_apart else (delta,)
                     for part in parts:
                         update = text.advance(part)
                         if update.tokens:
@@ -270,6 +288,7 @@ def num_prompts(body: GenerationBody) -> int:
 
 def _chat_prompt(body: ChatBody, model: ModelText, text: str) -> Prompt:
     tokens = model.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    tokens = _kept(tokens, body, model)
     if len(tokens) == 0:
         raise InvalidValue("the messages render to an empty prompt", "messages")
     return Prompt("", tokens, max_tokens_for(body, model.served, len(tokens)))
@@ -283,17 +302,38 @@ def _completion_prompts(
     for item in items:
         if isinstance(item, str):
             model.check_length(item, "prompt")
-            tokens = model.encode(item, add_special_tokens=add_special_tokens)
-            text = item if body.echo else ""
+            whole = model.encode(item, add_special_tokens=add_special_tokens)
         else:
-            tokens = token_ids(item, model.served.vocab_size, "prompt")
-            text = _decoded(body, model, tokens.tolist())
+            whole = token_ids(item, model.served.vocab_size, "prompt")
+        tokens = _kept(whole, body, model)
         if len(tokens) == 0:
             raise InvalidValue("the prompt is empty", "prompt")
+        sent = item if isinstance(item, str) and tokens is whole else None
+        text = _echoed(body, model, tokens, sent)
         prompts.append(Prompt(text, tokens, max_tokens_for(body, model.served, len(tokens))))
     return prompts
 
 
-def _decoded(body: CompletionBody, model: ModelText, ids: list[int]) -> str:
-    """Return the text of a token prompt for `echo`, else nothing."""
-    return model.tokenizer.decode(ids, body.skip_special_tokens is not False) if body.echo else ""
+def _kept(tokens: NDArray[np.int32], body: GenerationBody, model: ModelText) -> NDArray[np.int32]:
+    """Return the last tokens of a prompt, int32 [n], as many as `truncate_prompt_tokens` says.
+
+    -1: as many as the context has room for beside the output. Raises InvalidValue for 0.
+    """
+    most = body.truncate_prompt_tokens
+    if most == 0:
+        param = "truncate_prompt_tokens"
+        raise InvalidValue(f"{param} must be positive, or -1 for all that fit", param)
+    if most == -1:
+        most = max(1, model.served.max_model_len - max(1, asked_max_tokens(body)[0] or 0))
+    return tokens if most is None or len(tokens) <= most else tokens[-most:]
+
+
+def _echoed(
+    body: CompletionBody, model: ModelText, tokens: NDArray[np.int32], sent: str | None
+) -> str:
+    """Return the text of a prompt for `echo`, else nothing. sent: the text, if all of it came."""
+    if not body.echo:
+        return ""
+    if sent is not None:
+        return sent
+    return model.tokenizer.decode(tokens.tolist(), body.skip_special_tokens is not False)

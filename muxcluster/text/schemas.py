@@ -28,6 +28,7 @@ MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+CacheSalt = Annotated[str, Field(max_length=128, pattern=r"^[^@/\\\x00]*$")]
 Identifier = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
 
 
@@ -139,6 +140,9 @@ class GenerationBody(BaseModel):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=INT64)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonObject | None = None
@@ -152,7 +156,7 @@ class GenerationBody(BaseModel):
     service_tier: Literal["auto", "default", "priority", "scale", "flex"] | None = None
     slo: SloBody | None = None
     priority: Int64 | None = None
-    cache_salt: Annotated[str, Field(max_length=128, pattern=r"^[^@/\\\x00]*$")] | None = None
+    cache_salt: CacheSalt | None = None
     request_id: Identifier | None = None
 
 

@@ -3,8 +3,10 @@
 What such a model says is noise, so calls are well formed by the grammar alone.
 """
 
+import json
 from collections.abc import Iterator
 
+import httpx
 import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
@@ -129,6 +131,43 @@ def test_parse_and_a_tool_loop(client) -> None:
         assert isinstance(call.function.parsed_arguments, KINDS[call.function.name])
         result = {"role": "tool", "tool_call_id": call.id, "content": "ok"}
         messages += [message.model_dump(exclude_none=True), result]
+
+
+def test_other_apis_have_calls(client) -> None:
+    """As test_a_call_is_needed and test_a_stream_has_the_same_calls, by Responses and Messages."""
+    functions = [tool["function"] for tool in PLAIN]
+    shared = {"seed": 1, **NO_THINKING}
+    asked = {
+        "model": NAME,
+        "input": "Weather?",
+        "tools": [{"type": "function", **function} for function in functions],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_output_tokens": 900,
+    }
+    (whole,) = client.responses.create(**asked, extra_body=shared).output
+    (streamed,) = [
+        event.item
+        for event in client.responses.create(**asked, extra_body=shared, stream=True)
+        if event.type == "response.output_item.done"
+    ]
+    message = {
+        "model": NAME,
+        "messages": USER,
+        "tools": [
+            {"name": function["name"], "input_schema": function["parameters"]}
+            for function in functions
+        ],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        "max_tokens": 900,
+        **shared,
+    }
+    found = client.post("/messages", body=message, cast_to=httpx.Response).json()
+    (block,) = found["content"]
+    assert found["stop_reason"] == "tool_use"
+    calls = [(item.name, item.arguments) for item in (whole, streamed)]
+    check([*calls, (block["name"], json.dumps(block["input"]))])
+    assert calls[0] == calls[1]
 
 
 def test_lines_of_a_batch_have_calls(client) -> None:

@@ -12,7 +12,8 @@ from muxcluster.http.errors import STATUS_CODES, http_error
 _INTRODUCTION = """\
 # Errors
 
-Every HTTP error has OpenAI's shape:
+Every HTTP error has OpenAI's shape, apart from those of `/v1/messages`, which have
+[Anthropic's](../guides/other-apis.md#messages):
 
 ```json
 {"error": {"message": "…", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}}

@@ -16,8 +16,8 @@ from muxcluster.text.validation.fields import HARMLESS, REFUSED
 _INTRODUCTION = """\
 # HTTP
 
-Routes and fields; behaviour is in [The OpenAI API](../guides/openai-api.md). A running server has
-the same as `/openapi.json`."""
+Routes and fields; behaviour is in [The OpenAI API](../guides/openai-api.md) and
+[Other APIs](../guides/other-apis.md). A running server has the same as `/openapi.json`."""
 _FIELDS = """\
 ## Fields that are accepted and change nothing
 
@@ -98,7 +98,7 @@ def _value(annotation: Any) -> str:
     if origin is dict or annotation is dict:
         return "object"
     if annotation is Any:
-        return "see OpenAI's reference"
+        return "see its API's reference"
     if issubclass(annotation, BaseModel):
         return "object of " + ", ".join(name for name, _ in _fields(annotation))
     return {int: "integer", float: "number", str: "text", bool: "`true`, `false`"}[annotation]

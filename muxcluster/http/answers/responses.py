@@ -3,8 +3,8 @@
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 from uuid import uuid4
 
 import msgspec
@@ -14,7 +14,7 @@ from muxcluster.http.answers.usage import UsageTally
 from muxcluster.http.answers.wire import Json, Wire
 from muxcluster.http.calls.call import Call
 from muxcluster.http.calls.choice import ChoiceDelta
-from muxcluster.http.errors import http_error
+from muxcluster.http.errors import HttpError, http_error
 from muxcluster.router.token_source import Stream
 from muxcluster.text.schemas import StreamOptions
 
@@ -24,6 +24,38 @@ _MARK = uuid4().hex  # the text of an event from which a frame is made; occurs n
 
 class StreamBroken(Exception):
     """A stream failed after its first event: the connection must be cut, not ended cleanly."""
+
+
+class EventWriter(Protocol):
+    """Writes the server-sent events of one call."""
+
+    def write(self, delta: ChoiceDelta) -> bytes:
+        """Return the events of one delta; empty if there are none yet."""
+        ...
+
+    def failed(self, error: HttpError) -> bytes:
+        """Return the event of an error after others."""
+        ...
+
+    def end(self) -> bytes:
+        """Return the events after the last delta."""
+        ...
+
+
+class Answers(Protocol):
+    """How the answer to one call is written: whole, or as events."""
+
+    async def whole(self, deltas: Deltas) -> Json:
+        """Return the response object. Raises what `deltas` raises."""
+        ...
+
+    def writer(self) -> EventWriter: ...
+
+
+async def collected(deltas: Deltas) -> list[ChoiceDelta]:
+    """Return all deltas. Raises what `deltas` raises."""
+    async with aclosing(deltas):
+        return [delta async for delta in deltas]
 
 
 async def whole(call: Call, deltas: Deltas, wire: Wire) -> Json:
@@ -38,15 +70,12 @@ async def whole(call: Call, deltas: Deltas, wire: Wire) -> Json:
     return {**wire.envelope(streamed=False), "choices": choices, "usage": usage.value()}
 
 
-async def events(
-    call: Call, deltas: Deltas, wire: Wire, options: StreamOptions | None
-) -> AsyncGenerator[bytes, None]:
+async def events(deltas: Deltas, writer: EventWriter) -> AsyncGenerator[bytes, None]:
     """Yield the server-sent events of a streamed call.
 
     Errors before the first event are raised as they are, to become HTTP errors; later ones are sent
     as an error event and raised as StreamBroken.
     """
-    writer = _EventWriter(call, wire, options or StreamOptions())
     has_begun = False
     async with aclosing(deltas):
         try:
@@ -58,17 +87,34 @@ async def events(
         except MuxClusterError as error:
             if not has_begun:
                 raise
-            yield b"data: " + http_error(error).body() + b"\n\n"
+            yield writer.failed(http_error(error))
             raise StreamBroken(str(error)) from error
     yield writer.end()
 
 
-class _EventWriter:
+@dataclass(frozen=True, slots=True)
+class WireAnswers:
+    """Answers of the two routes whose answers have `choices`. options: of a stream."""
+
+    call: Call
+    wire: Wire
+    options: StreamOptions | None
+
+    async def whole(self, deltas: Deltas) -> Json:
+        return await whole(self.call, deltas, self.wire)
+
+    def writer(self) -> EventWriter:
+        return _ChunkWriter(self.call, self.wire, self.options or StreamOptions())
+
+
+class _ChunkWriter:
     """Writes deltas as `data:` lines, with usage if the client asked for it."""
 
     def __init__(self, call: Call, wire: Wire, options: StreamOptions) -> None:
         self._wire = wire
         self._envelope = wire.envelope(streamed=True)
+        self._opening = wire.opening()
+        self._has_ids = call.returns_token_ids
         self._usage = UsageTally(call)
         self._counts = bool(options.include_usage) or call.head.wants_timing
         self._counts_always = self._counts and bool(options.continuous_usage_stats)
@@ -90,7 +136,8 @@ class _EventWriter:
 
     def _write_one(self, delta: ChoiceDelta) -> bytes:
         self._usage.add(delta)
-        is_plain = not (delta.logprobs or delta.finish_reason or delta.parts or self._counts_always)
+        is_more = delta.logprobs or delta.finish_reason or delta.parts
+        is_plain = not (is_more or self._counts_always or self._has_ids)
         frame = self._frames.get(delta.index) if is_plain else None
         if frame is not None:
             return frame[0] + self._encoder.encode(delta.text) + frame[1] if delta.text else b""
@@ -108,10 +155,15 @@ class _EventWriter:
         return before, after
 
     def _event(self, choices: list[Json]) -> bytes:
-        event: dict[str, Any] = {**self._envelope, "choices": choices}
+        event: dict[str, Any] = {**self._envelope, **self._opening, "choices": choices}
+        self._opening = {}
         if self._counts:
             event["usage"] = self._usage.value() if self._counts_always else None
         return b"data: " + self._encoder.encode(event) + b"\n\n"
+
+    def failed(self, error: HttpError) -> bytes:
+        """Return the event of an error."""
+        return b"data: " + error.body() + b"\n\n"
 
     def end(self) -> bytes:
         """Return the usage event, if any, and the end mark."""

@@ -1,11 +1,21 @@
 """Token counts of a call, as `usage` reports them."""
 
 import time
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 from muxcluster.http.calls.account import EngineTime
 from muxcluster.http.calls.call import Call
 from muxcluster.http.calls.choice import ChoiceDelta
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of a call so far."""
+
+    prompt: int  # a prompt counts once whatever `n` is
+    cached: int  # of the prompt, from the prefix cache; 0 until the end
+    output: int
+    reasoning: int | None  # of the output, with its tags; None if the model writes no reasoning
 
 
 class UsageTally:
@@ -18,13 +28,6 @@ class UsageTally:
         self._reasoning: dict[int, int] = {}
         self._time: EngineTime | None = None
 
-    @classmethod
-    def of(cls, call: Call, deltas: Iterable[ChoiceDelta]) -> "UsageTally":
-        tally = cls(call)
-        for delta in deltas:
-            tally.add(delta)
-        return tally
-
     def add(self, delta: ChoiceDelta) -> None:
         """Count `delta`, whose num_output_tokens is cumulative per choice."""
         self._output[delta.index] = max(delta.num_output_tokens, self._output.get(delta.index, 0))
@@ -35,23 +38,34 @@ class UsageTally:
         if delta.time is not None:
             self._time = delta.time
 
-    def value(self) -> dict[str, object]:
-        """Return OpenAI's `usage` object; a prompt counts once whatever `n` is.
+    def counts(self) -> TokenCounts:
+        """Return the counts of all choices."""
+        return TokenCounts(
+            prompt=self._call.num_prompt_tokens,
+            cached=sum(self._cached.values()),
+            output=sum(self._output.values()),
+            reasoning=sum(self._reasoning.values()) if self._reasoning else None,
+        )
 
-        Reasoning tokens are those of the reasoning with its tags, if the model writes any.
-        It has `timing` if the client asked for it: seconds of the choice that ended last.
+    def timing(self) -> dict[str, object]:
+        """Return `{"timing": …}`, seconds of the choice that ended last.
+
+        Empty unless the client asked for it, and before an end.
         """
-        num_prompt, num_output = self._call.num_prompt_tokens, sum(self._output.values())
+        if not self._call.head.wants_timing or self._time is None:
+            return {}
+        total_s = time.monotonic() - self._call.head.arrived_s
+        return {"timing": self._time.within(total_s)}
+
+    def value(self) -> dict[str, object]:
+        """Return OpenAI's `usage` object of chats and completions, with `timing`."""
+        counts = self.counts()
         usage: dict[str, object] = {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_output,
-            "total_tokens": num_prompt + num_output,
-            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+            "prompt_tokens": counts.prompt,
+            "completion_tokens": counts.output,
+            "total_tokens": counts.prompt + counts.output,
+            "prompt_tokens_details": {"cached_tokens": counts.cached},
         }
-        if self._reasoning:
-            reasoning = sum(self._reasoning.values())
-            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
-        if self._call.head.wants_timing and self._time is not None:
-            total_s = time.monotonic() - self._call.head.arrived_s
-            usage["timing"] = self._time.within(total_s)
-        return usage
+        if counts.reasoning is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": counts.reasoning}
+        return usage | self.timing()

@@ -64,6 +64,8 @@ class Call:
     include_stop: bool = False
     skip_special_tokens: bool = True
     echo: bool = False
+    returns_token_ids: bool = False  # beside the text
+    labels_tokens_by_id: bool = False  # in log-probabilities
     service_class: ServiceClass = ServiceClass.INTERACTIVE
     slo: Slo | None = None
     priority: int = 0
@@ -86,6 +88,11 @@ class Call:
     def num_prompt_tokens(self) -> int:
         """Prompt tokens over all prompts, each counted once whatever `n` is."""
         return sum(len(prompt.tokens) for prompt in self.prompts)
+
+    @property
+    def tells_tokens_apart(self) -> bool:
+        """True if tokens that come at once are still told apart, not only their texts."""
+        return self.sampling.logprobs is not None or self.returns_token_ids
 
     def prompt_of(self, index: int) -> Prompt:
         """Return the prompt that choice `index` continues."""

@@ -5,6 +5,8 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from muxcluster.http.apis.messages.body import CountTokensBody, MessagesBody
+from muxcluster.http.apis.responses.body import ResponsesBody
 from muxcluster.text.schemas import (
     BatchBody,
     BatchPlanBody,
@@ -17,6 +19,9 @@ from muxcluster.text.schemas import (
 BODIES: tuple[type[BaseModel], ...] = (
     ChatBody,
     CompletionBody,
+    MessagesBody,
+    CountTokensBody,
+    ResponsesBody,
     TokenizeBody,
     DetokenizeBody,
     BatchBody,

@@ -1,9 +1,10 @@
-"""POST /v1/chat/completions and /v1/completions."""
+"""POST /v1/chat/completions, /v1/completions, /invocations; how a generation is answered."""
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 
 import msgspec
 from fastapi import APIRouter
@@ -11,14 +12,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from muxcluster.core.errors import InvalidValue, RequestTimeout
-from muxcluster.http.answers.responses import events, whole
+from muxcluster.http.answers.responses import WireAnswers, events
 from muxcluster.http.answers.streaming import EventStream, unless_disconnected
-from muxcluster.http.answers.wire import ChatWire, CompletionWire, Wire
-from muxcluster.http.calls.call import Call, RequestHead
+from muxcluster.http.answers.wire import ChatWire, CompletionWire
+from muxcluster.http.apis.asked import Asked, naming
+from muxcluster.http.calls.call import RequestHead
 from muxcluster.http.routes.documents import documented
 from muxcluster.http.routes.json_body import json_body
 from muxcluster.http.service import CompletionService
-from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
+from muxcluster.text.schemas import ChatBody, CompletionBody
 from muxcluster.text.validation.body import parse
 
 TIMEOUT_HEADER = "x-request-timeout-seconds"
@@ -28,41 +30,68 @@ READER_GRACE_S = 5.0
 
 
 def generation_routes(service: CompletionService, *, lenient: bool) -> APIRouter:
-    """Return the two routes over `service`; lenient: unknown fields are ignored."""
+    """Return the routes over `service`; lenient: unknown fields are ignored."""
     router = APIRouter()
-
-    async def answer(
-        request: Request, schema: type[GenerationBody], wire_of: Callable[[Call], Wire]
-    ) -> Response:
-        head = _head(request)
-        limit_s = service.time_limit_s(head)
-        try:
-            async with asyncio.timeout(limit_s):
-                body = parse(schema, await json_body(request), lenient=lenient)
-                call = await service.prepare(body, head)
-        except TimeoutError:
-            raise RequestTimeout(f"the request was not read within {limit_s:g} s") from None
-        deltas, wire = service.stream(call), wire_of(call)
-        with ExitStack() as ending:
-            # a task that is cancelled before its first step releases nothing itself
-            ending.enter_context(call.admission)
-            if not body.stream:
-                return json_response(await unless_disconnected(request, whole(call, deltas, wire)))
-            rest = events(call, deltas, wire, body.stream_options)
-            # errors before the first event leave as HTTP errors: no header is sent yet
-            first = await unless_disconnected(request, anext(rest))
-            ending.pop_all()
-        return EventStream(first, rest, call.deadline_s + READER_GRACE_S)
 
     @router.post("/v1/chat/completions", response_model=None, openapi_extra=documented(ChatBody))
     async def chat_completions(request: Request) -> Response:
-        return await answer(request, ChatBody, ChatWire)
+        return await answer(request, service, partial(_chat, lenient=lenient))
 
     @router.post("/v1/completions", response_model=None, openapi_extra=documented(CompletionBody))
     async def completions(request: Request) -> Response:
-        return await answer(request, CompletionBody, CompletionWire)
+        return await answer(request, service, partial(_completion, lenient=lenient))
+
+    # what SageMaker calls, as in vLLM
+    @router.post("/invocations", response_model=None)
+    async def invocations(request: Request) -> Response:
+        return await answer(request, service, partial(_either, lenient=lenient))
 
     return router
+
+
+async def answer(
+    request: Request, service: CompletionService, read: Callable[[object], Asked]
+) -> Response:
+    """Answer one request, whole or as a stream.
+
+    read: makes a checked body of the decoded one. Raises what `read` and the service raise, and
+    RequestTimeout.
+    """
+    head = request_head(request)
+    limit_s = service.time_limit_s(head)
+    try:
+        async with asyncio.timeout(limit_s):
+            asked = read(await json_body(request))
+            with naming(asked.names):
+                call = await service.prepare(asked.body, head)
+    except TimeoutError:
+        raise RequestTimeout(f"the request was not read within {limit_s:g} s") from None
+    deltas, answers = service.stream(call), asked.answers(call)
+    with ExitStack() as ending:
+        # a task that is cancelled before its first step releases nothing itself
+        ending.enter_context(call.admission)
+        if not asked.body.stream:
+            return json_response(await unless_disconnected(request, answers.whole(deltas)))
+        rest = events(deltas, answers.writer())
+        # errors before the first event leave as HTTP errors: no header is sent yet
+        first = await unless_disconnected(request, anext(rest))
+        ending.pop_all()
+    return EventStream(first, rest, call.deadline_s + READER_GRACE_S)
+
+
+def _chat(data: object, *, lenient: bool) -> Asked:
+    body = parse(ChatBody, data, lenient=lenient)
+    return Asked(body, lambda call: WireAnswers(call, ChatWire(call), body.stream_options))
+
+
+def _completion(data: object, *, lenient: bool) -> Asked:
+    body = parse(CompletionBody, data, lenient=lenient)
+    return Asked(body, lambda call: WireAnswers(call, CompletionWire(call), body.stream_options))
+
+
+def _either(data: object, *, lenient: bool) -> Asked:
+    is_chat = isinstance(data, Mapping) and "messages" in data
+    return (_chat if is_chat else _completion)(data, lenient=lenient)
 
 
 def json_response(value: object) -> Response:
@@ -70,7 +99,7 @@ def json_response(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def _head(request: Request) -> RequestHead:
+def request_head(request: Request) -> RequestHead:
     """Return what a call's headers say. Raises InvalidValue for a wrong one."""
     return RequestHead(
         request_id=request.state.request_id,

@@ -32,8 +32,21 @@ PLAIN_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def error_response(error: HttpError) -> Response:
-    headers = error.headers
-    return Response(error.body(), error.status, headers, media_type="application/json")
+    """Return the answer to a request that failed, in the format of the API that it called."""
+    return _ErrorResponse(error)
+
+
+class _ErrorResponse(Response):
+    media_type = "application/json"
+
+    def __init__(self, error: HttpError) -> None:
+        super().__init__(status_code=error.status, headers=error.headers)
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.body = self._error.body(scope["path"])
+        self.headers["content-length"] = f"{len(self.body)}"
+        await super().__call__(scope, receive, send)
 
 
 class Edge:
@@ -185,7 +198,10 @@ def _request_id(headers: Headers) -> str:
 
 
 def _credentials(headers: Headers) -> tuple[str, bytes]:
+    """Return scheme and key; `X-Api-Key`, which Anthropic's clients send, is a bearer token too."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
+    if not scheme and (key := headers.get("x-api-key", "").strip()):
+        return "bearer", key.encode()
     return scheme.lower(), given.strip().encode()
 
 

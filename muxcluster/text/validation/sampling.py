@@ -84,7 +84,7 @@ def max_tokens_for(body: GenerationBody, served: ServedModel, num_prompt_tokens:
     min_tokens above the result.
     """
     rest = served.max_model_len - num_prompt_tokens
-    asked, param = _asked_max_tokens(body)
+    asked, param = asked_max_tokens(body)
     if rest < max(asked or 0, 1):
         raise ContextLengthExceeded(
             f"the context of {served.name} is {served.max_model_len} tokens, but the request "
@@ -100,7 +100,7 @@ def max_tokens_for(body: GenerationBody, served: ServedModel, num_prompt_tokens:
     return asked
 
 
-def _asked_max_tokens(body: GenerationBody) -> tuple[int | None, str]:
+def asked_max_tokens(body: GenerationBody) -> tuple[int | None, str]:
     """Return the limit in the body and its field."""
     if not isinstance(body, ChatBody) or body.max_completion_tokens is None:
         return body.max_tokens, "max_tokens"

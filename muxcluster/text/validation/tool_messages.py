@@ -51,16 +51,17 @@ def _call(value: object, param: str) -> dict[str, Any]:
     if not isinstance(function, Mapping):
         raise InvalidValue(f"{param}.function must be an object", f"{param}.function")
     return {
-        "id": _text(value, "id", param),
+        "id": text_field(value, "id", param),
         "type": "function",
         "function": {
-            "name": _text(function, "name", f"{param}.function"),
+            "name": text_field(function, "name", f"{param}.function"),
             "arguments": _arguments(function, f"{param}.function"),
         },
     }
 
 
-def _text(value: Mapping[str, Any], name: str, param: str) -> str:
+def text_field(value: Mapping[str, Any], name: str, param: str) -> str:
+    """Return a field of an object at path `param`. Raises MissingParameter, InvalidValue."""
     text = value.get(name)
     if text is None:
         raise MissingParameter(f"missing required field {param}.{name}", f"{param}.{name}")

@@ -1,0 +1,1 @@
+"""Other APIs than OpenAI's chat: requests become chat requests, chat outputs their answers."""
