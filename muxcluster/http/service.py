@@ -92,11 +92,14 @@ class CompletionService:
         """Check `body`, admit it to the queue and tokenise it, without asking the engine.
 
         tokenised: the prompts of `body`; those of a model that was replaced are not used. The
-        caller streams the call or releases its admission. Raises RequestError, and Overloaded if
-        the model's queue is full.
+        caller streams the call or releases its admission. Raises RequestError, and Overloaded if a
+        limit of its key is reached or the model's queue is full.
         """
         check_stream_options(body)
-        model = self._texts.find(body.model)
+        meter = head.meter
+        model = self._texts.find(body.model, None if meter is None else meter.key.models)
+        if meter is not None:
+            meter.check_class(service_class(body))
         asked = await self._tools(body)
         sampling = sampling_params(body, model.served, seed=secrets.randbits(63))
         num_choices = (body.n or 1) * num_prompts(body)
@@ -110,6 +113,9 @@ class CompletionService:
             rules = _rules(body, model, asked, tokenised)
             if rules is not None:
                 sampling = constrained(sampling, model, asked, rules)
+            if meter is not None:
+                num_output = (body.n or 1) * sum(each.max_tokens for each in tokenised.prompts)
+                await meter.reserve(model.served.name, tokenised.num_tokens, num_output)
         except BaseException:
             admission.release()
             raise

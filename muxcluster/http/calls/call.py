@@ -11,6 +11,7 @@ from muxcluster.core.request import Request, ServiceClass, Slo
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.http.calls.admission import Admission
 from muxcluster.http.calls.model_text import ModelText
+from muxcluster.http.keys.meter import Meter
 from muxcluster.text.tools.output import OutputRules
 from muxcluster.text.validation.sampling import choice_seed
 
@@ -45,6 +46,7 @@ class RequestHead:
     timeout_s: float | None = None  # the client's own limit
     arrived_s: float = field(default_factory=time.monotonic)  # on time.monotonic()
     wants_timing: bool = False  # `usage` reports the parts of the time
+    meter: Meter | None = None  # of its key; None: nothing is checked and nothing counted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
