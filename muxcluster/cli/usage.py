@@ -101,7 +101,8 @@ def _show(rows: Sequence[Mapping[str, Any]], parts: Sequence[str]) -> None:
     for part in parts:
         table.add_column(part, no_wrap=True)
     for count in COUNTS:
-        table.add_column(count.replace("_", " "), justify="right", no_wrap=True)
+        heading = count.removesuffix("_tokens").replace("completion", "output")
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         names = (escape(row[part]) for part in parts)
         table.add_row(*names, *(f"{row[count]:,}" for count in COUNTS))
