@@ -44,6 +44,9 @@ class KeyBook:
     async def table(self, caller: str, known_version: str) -> KeyTable | None:
         """As `KeyService.table`; None before the first `replace_keys`, too."""
         now_s = self._clock().monotonic_s
+        if self._heard_s and now_s - max(self._heard_s.values()) > LOST_S / 2:
+            # it was this process that stood still, or nobody was there to hear
+            self._heard_s = dict.fromkeys(self._heard_s, now_s)
         self._heard_s[caller] = now_s
         for other in [name for name, s in self._heard_s.items() if now_s - s > LOST_S]:
             self._end(other)

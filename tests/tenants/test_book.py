@@ -91,8 +91,12 @@ def test_requests_of_a_dead_ingress_end_with_their_prompt(tmp_path, clock) -> No
     for caller in ("i", "j"):
         asyncio.run(book.table(caller, ""))
     assert ask(book, "1") and ask(book, "2") and not ask(book, "3", caller="j")
-    clock.now_s += LOST_S + 1
+    clock.now_s += LOST_S + 1  # for so long the counter itself heard nobody
     assert asyncio.run(book.table("j", "")) is not None
+    assert sums(book) == [] and not ask(book, "3", caller="j")
+    for _ in range(3):
+        clock.now_s += LOST_S / 3 + 1
+        assert asyncio.run(book.table("j", "")) is not None
     assert sums(book) == [("2024-10-04", "a", "m", 2, 20, 0, 0, 0)]
     assert ask(book, "3", caller="j") and ask(book, "4", caller="j")
     # it lives after all: what it tells later is added, and what is there is not counted again

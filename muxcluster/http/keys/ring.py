@@ -102,6 +102,8 @@ class KeyRing:
                 if is_heard:
                     logger.warning("the API keys cannot be read again: %s", error)
                 is_heard = False
+            except Exception:
+                logger.exception("the API keys cannot be read again")
             else:
                 is_heard = True
                 if table is not None:
@@ -118,7 +120,13 @@ class KeyRing:
         self._asked.append((ask, answer))
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask())
-        return await answer
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            # the answer may have come in the moment in which the client left
+            if not answer.cancelled():
+                self._release(ask, answer.result())
+            raise
 
     async def _ask(self) -> None:
         assert self._service is not None, "only its keys have limits"
@@ -128,16 +136,20 @@ class KeyRing:
                 asked, self._asked = self._asked[:MOST_IN_BATCH], self._asked[MOST_IN_BATCH:]
                 grants = await self._granted(self._service, [ask for ask, _ in asked])
                 for (ask, answer), grant in zip(asked, grants, strict=True):
-                    if not answer.done():
+                    if answer.done():
+                        self._release(ask, grant)
+                    else:
                         answer.set_result(grant)
-                    elif grant is None or grant.is_granted:
-                        # its client left meanwhile
-                        self.settle(Settlement(ask.call_id, ask.key, ask.model, num_requests=0))
         finally:
             self._asking = None
             for _, answer in (*asked, *self._asked):
                 if not answer.done():  # the loop ends, or a mistake of ours
                     answer.set_result(None)
+
+    def _release(self, ask: Ask, grant: Grant | None) -> None:
+        """Settle a request whose client left before the answer; without one it may be granted."""
+        if grant is None or grant.is_granted:
+            self.settle(Settlement(ask.call_id, ask.key, ask.model, num_requests=0))
 
     async def _granted(self, service: KeyService, asks: Sequence[Ask]) -> Sequence[Grant | None]:
         """Return the answers; None for each where there is none: the requests may run."""
@@ -175,6 +187,10 @@ class KeyRing:
             await service.settle(self._caller, self._serial, self._batch)
         except MuxClusterError as error:
             logger.warning("the use of %d requests waits: %s", len(self._batch), error)
+            self._on_failure("settle")
+            return False
+        except Exception:
+            logger.exception("the use of %d requests waits", len(self._batch))
             self._on_failure("settle")
             return False
         self._batch = ()
