@@ -96,10 +96,7 @@ class CompletionService:
         limit of its key is reached or the model's queue is full.
         """
         check_stream_options(body)
-        meter = head.meter
-        model = self._texts.find(body.model, None if meter is None else meter.key.models)
-        if meter is not None:
-            meter.check_class(service_class(body))
+        model = self._permitted(body, head)
         asked = await self._tools(body)
         sampling = sampling_params(body, model.served, seed=secrets.randbits(63))
         num_choices = (body.n or 1) * num_prompts(body)
@@ -113,9 +110,7 @@ class CompletionService:
             rules = _rules(body, model, asked, tokenised)
             if rules is not None:
                 sampling = constrained(sampling, model, asked, rules)
-            if meter is not None:
-                num_output = (body.n or 1) * sum(each.max_tokens for each in tokenised.prompts)
-                await meter.reserve(model.served.name, tokenised.num_tokens, num_output)
+            await _reserve(head, tokenised, body.n or 1)
         except BaseException:
             admission.release()
             raise
@@ -140,6 +135,13 @@ class CompletionService:
             cache_salt=body.cache_salt or "",
             output=rules if rules is not None and rules.has_effect else None,
         )
+
+    def _permitted(self, body: GenerationBody, head: RequestHead) -> ModelText:
+        """Return the body's model. Raises RequestError if it is not served, or not for the key."""
+        model = self._texts.find(body.model, head.models)
+        if head.meter is not None:
+            head.meter.check_class(service_class(body))
+        return model
 
     def time_limit_s(self, head: RequestHead) -> float:
         """Return how long a call may take: the client's limit or the server's, the shorter one."""
@@ -252,6 +254,16 @@ def tokenise(body: GenerationBody, model: ModelText) -> Tokenised:
     assert isinstance(body, CompletionBody)
     prompts = _completion_prompts(body, model, split_prompts(body.prompt))
     return Tokenised(model, tuple(prompts))
+
+
+async def _reserve(head: RequestHead, tokenised: Tokenised, num_choices: int) -> None:
+    """Take a call's tokens from the limits of its key. Raises Overloaded over one.
+
+    num_choices: of each prompt.
+    """
+    if head.meter is not None:
+        num_output = num_choices * sum(each.max_tokens for each in tokenised.prompts)
+        await head.meter.reserve(tokenised.model.served.name, tokenised.num_tokens, num_output)
 
 
 def _asked(body: ChatBody) -> AskedTools | None:

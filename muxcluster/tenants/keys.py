@@ -34,7 +34,7 @@ class TenantKey:
 
     @property
     def may_run_jobs(self) -> bool:
-        """True if it may use files and batches, whose lines are not counted and may name any
+        """True if it may use files and batches, whose lines no limit holds back and may name any
         model."""
         has_class = ServiceClass.BATCH in self.classes
         return has_class and self.models is None and not self.limits.has_any

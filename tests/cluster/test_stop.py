@@ -125,6 +125,19 @@ def test_one_actor_counts_for_tenants_and_may_be_killed(
     def rows() -> dict[str, dict[str, Any]]:
         return {row["key"]: row for row in _usage(url, capsys)}
 
+    # lines of a batch are counted for the key that made it
+    with OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=5) as client:
+        body = {"model": "opt-c", "prompt": "x", "max_tokens": 3, "ignore_eos": True}
+        line = {"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": body}
+        data = "\n".join(json.dumps({**line, "custom_id": str(i)}) for i in range(5)).encode()
+        given = client.files.create(file=("in.jsonl", data), purpose="batch")
+        client.batches.create(
+            input_file_id=given.id, endpoint="/v1/completions", completion_window="24h"
+        )
+    _until(lambda: rows().get("server.api_key", {}).get("requests", 0) >= 5)
+    batch = rows()["server.api_key"]
+    assert (batch["requests"], batch["completion_tokens"]) == (5, 15)
+    assert batch["prompt_tokens"] % 5 == 0 and batch["prompt_tokens"] > 0
     _until(lambda: rows()["team"]["requests"] >= 3 + num_more)
     team = rows()["team"]
     assert (team["requests"], team["refused"]) == (3 + num_more, 0)

@@ -48,6 +48,11 @@ class RequestHead:
     wants_timing: bool = False  # `usage` reports the parts of the time
     meter: Meter | None = None  # of its key; None: nothing is checked and nothing counted
 
+    @property
+    def models(self) -> tuple[str, ...] | None:
+        """Models that its key may use; None: all."""
+        return None if self.meter is None else self.meter.key.models
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:

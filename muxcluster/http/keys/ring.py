@@ -72,6 +72,12 @@ class KeyRing:
         digest = digest_of(secret)
         return self._own.get(digest) or self._found.get(digest)
 
+    def name_of(self, owner: str) -> str:
+        """Return the name of the key whose files and batches have this owner; if it is gone, the
+        beginning of its hash."""
+        keys = (*self._own.values(), *self._found.values())
+        return next((key.name for key in keys if key.sha256.startswith(owner)), f"sha256:{owner}")
+
     def meter(self, key: TenantKey | None) -> Meter | None:
         """Return the meter of a new request; None where nothing is counted."""
         return None if key is None or self._service is None else Meter(key, self)

@@ -24,7 +24,7 @@ from muxcluster.tenants.keys import TenantKey
 OPEN_ROUTES = frozenset({"/health", "/ping", "/ready"})
 ADMIN_ROUTES = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/pin", "/unpin", "/usage"})
 JOB_ROUTES = ("/v1/files", "/v1/batches")
-CLUSTER_ROUTES = frozenset({"/metrics", "/status", "/timeline", "/load"})
+OVERVIEWS = ("/metrics", "/status", "/timeline", "/load", "/v1/cluster/")  # of all models
 UPLOAD = "/v1/files"
 FORM_BYTES = 64 * 2**10  # of an upload's form around the file
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -182,7 +182,7 @@ def _tenant_refusal(path: str, key: TenantKey) -> HttpError | None:
     """Return 403 for a route that is closed to a key with limits or for some models only."""
     if path.startswith(JOB_ROUTES) and not key.may_run_jobs:
         return status_error(403, "this key may not use files and batches")
-    if path in CLUSTER_ROUTES and key.models is not None and not key.is_admin:
+    if path.startswith(OVERVIEWS) and key.models is not None and not key.is_admin:
         return status_error(403, "this route tells of models that this key may not use")
     return None
 
