@@ -54,6 +54,29 @@ def test_a_model_that_is_not_allowed_does_not_exist(start: Start) -> None:
     assert ingresses.complete("all", model="other").status_code == 200
 
 
+def test_no_route_runs_a_model_that_is_not_allowed(start: Start) -> None:
+    """Whatever routes there are: each gets bodies that some route takes."""
+    ingresses = start(entry("a", models=["tiny"]), entry("all"))
+    paths = ingresses.get("/openapi.json", "all").json()["paths"]
+    bodies: tuple[dict[str, object], ...] = (
+        {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4},
+        {"prompt": "x"},
+        {"input": "x"},
+        {"query": "x", "documents": ["x"]},
+        {"tokens": [70]},
+    )
+    found: dict[str, set[tuple[int, int]]] = {}
+    with ingresses.client("a") as one, ingresses.client("all") as other:
+        for path in (path for path, methods in paths.items() if "post" in methods):
+            for body in ({"model": "other", **fields} for fields in bodies):
+                answers = one.post(path, json=body), other.post(path, json=body)
+                statuses = answers[0].status_code, answers[1].status_code
+                assert statuses[0] >= 400, (path, body)
+                found.setdefault(path, set()).add(statuses)
+    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+        assert (404, 200) in found[path], path
+
+
 def test_classes_batches_and_admin_routes(start: Start) -> None:
     ingresses = start(
         entry("now", classes=["interactive"]),
