@@ -118,4 +118,5 @@ class Call:
             cache_salt=self.cache_salt,
             cacheable=sampling.prompt_logprobs is None,
             line=self.line,
+            tenant="" if self.head.meter is None else self.head.meter.key.name,
         )

@@ -16,6 +16,7 @@ from muxcluster.scheduling.state.arrivals import RecentArrivals
 from muxcluster.scheduling.state.batch_scaling import BatchScaling
 from muxcluster.scheduling.state.requests import LiveRequest, Waiting
 from muxcluster.scheduling.state.running import RunningTable, TableRows
+from muxcluster.scheduling.state.turns import TenantTurns
 
 _LEAST_ENDS = 8.0  # ends whose mean lengths count, of a model that is asked rarely
 
@@ -88,6 +89,10 @@ class LoadMeter:
         return (self._prompt_tokens + self._output_tokens) / self._ends
 
     @property
+    def mean_output_tokens(self) -> float:
+        return self._output_tokens / self._ends
+
+    @property
     def mean_held_s(self) -> float:
         """Seconds for which a request holds memory."""
         return self._held_s / self._decoded * self._output_tokens / self._ends
@@ -145,6 +150,7 @@ class ModelState:
             spec.max_seqs, spec.max_model_len, num_more=spec.batch_seqs, keeps_output=keeps_output
         )
         self.waiting = Waiting()
+        self.turns = TenantTurns()  # of the interactive requests that wait
         self.meter = meter
         self.arrivals = RecentArrivals()
         self.counters = Counters()
@@ -215,6 +221,35 @@ class ModelState:
         num_prompt = len(request.prompt_tokens)
         longest = max(self.spec.max_model_len, num_prompt + 1)
         return min(num_prompt + request.sampling.max_tokens, longest)
+
+    def take_turn(self, live: LiveRequest) -> None:
+        """Give a request its place among those of other tenants; batches keep their own order."""
+        request = live.request
+        if request.service_class is ServiceClass.BATCH:
+            return
+        num_output = min(request.sampling.max_tokens, round(self.meter.mean_output_tokens))
+        live.expected_tokens = live.num_prompt + max(1, num_output)
+        live.wait_in_turn(self.turns.begin(request.tenant, live.expected_tokens))
+
+    def admit_turn(self, live: LiveRequest) -> None:
+        """Note that a request left the queue for a row."""
+        self.turns.admit(live.request.tenant, live.start, live.expected_tokens)
+        if not self.waiting.num_interactive:
+            self.turns.clear()
+
+    def end_turn(self, live: LiveRequest) -> None:
+        """Count what a request took that has ended, and left the queue or its row."""
+        tenant = live.request.tenant
+        if not live.expected_tokens:
+            return
+        if live.account.has_started:
+            self.turns.correct(tenant, live.num_tokens - live.expected_tokens)
+        elif self.waiting.num_interactive:
+            mine = [each for each in self.waiting if each.request.tenant == tenant]
+            ends = [(each.start, each.start + each.expected_tokens) for each in mine]
+            self.turns.withdraw(tenant, *max(ends, default=(0, 0)))
+        else:
+            self.turns.clear()
 
     def uses_prefixes(self, live: LiveRequest) -> bool:
         """True where `live` may take from and give to the prefix cache."""

@@ -108,6 +108,7 @@ def test_tokens_are_reserved_whole_and_settled_with_what_was_used(
     second = ingresses.complete("a", 1, max_tokens=100)
     assert int(second.headers[left]) == 200 - used - prompt - 100
     ingresses.settled(2)
+    assert {request.tenant for request in backend.requests} == {"a"}
     refused = ingresses.complete("a", 1, max_tokens=200 - prompt - 2 * used + 1)
     assert refused.status_code == 429
     assert "200 tokens a minute" in refused.json()["error"]["message"]
