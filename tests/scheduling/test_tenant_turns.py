@@ -172,3 +172,23 @@ def test_nothing_is_remembered_of_who_took_what_once_nobody_waits() -> None:
     rig.add(*(request(f"x-{i}", tenant=f"tenant-{i}") for i in range(30)))
     rig.run()
     assert rig.scheduler._models["a"].turns._tenants == {}
+
+
+def test_five_tenants_of_very_different_eagerness_get_the_same() -> None:
+    models = [model_spec("a", max_seqs=3)]
+    rig = Rig(unit_spec(models, workers=ALONE, lane="adbs", packing="priority"), checks=False)
+    rng = random.Random(3)
+    # the most eager one first, all at once
+    num_prompt: dict[str, int] = {}
+    for number, count in enumerate((200, 150, 100, 70, 40)):
+        for name in (f"{number}-{i}" for i in range(count)):
+            num_prompt[name] = rng.randint(5, 20)
+            sizes = {"num_prompt": num_prompt[name], "num_output": rng.randint(2, 20)}
+            rig.add(request(name, tenant=f"t{number}", **sizes))
+    while sum(name.startswith("4-") for name in rig.ends) < 40:
+        rig.step()
+    got = Counter({str(number): 0 for number in range(5)})
+    for name in rig.ends:
+        got[name[0]] += len(rig.tokens[name]) + num_prompt[name]
+    fair = sum(got.values()) / 5
+    assert min(got.values()) >= 0.9 * fair, got
