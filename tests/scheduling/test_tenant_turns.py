@@ -2,15 +2,18 @@
 
 import random
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.state.turns import TenantTurns
-from tests.scheduling.rig import Rig, model_spec, request, unit_spec
+from tests.amounts import examples
+from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
 from tests.scheduling.test_packings import ALONE
+from tests.scheduling.test_random_runs import WORKERS, check_ends, random_requests, run_to_the_end
 
 
 @dataclass(frozen=True)
@@ -192,3 +195,26 @@ def test_five_tenants_of_very_different_eagerness_get_the_same() -> None:
         got[name[0]] += len(rig.tokens[name]) + num_prompt[name]
     fair = sum(got.values()) / 5
     assert min(got.values()) >= 0.9 * fair, got
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_turns_are_counted_right_whatever_happens(lane: str) -> None:
+    """Requests come, end, are aborted, fail and lose their memory; the rig checks after each."""
+    for seed in range(examples(6, 100)):
+        rng = random.Random(f"turns {lane} {seed}")
+        spec = unit_spec(
+            lane=lane,
+            packing="priority",
+            num_blocks=rng.choice((36, 60, 121)),
+            workers=rng.choice(WORKERS),
+            token_budget=rng.choice((5, 16, 64)),
+        )
+        rig = Rig(spec, seed)
+        requests = [
+            replace(each, tenant=rng.choice(("", "a", "b")))
+            for each in random_requests(rng, seed, 30)
+        ]
+        check_ends(rig, run_to_the_end(rng, rig, requests))
+        rig.check_empty()
+        for model in rig.scheduler._models.values():
+            model.turns.check({})

@@ -1,6 +1,7 @@
 """Everything the scheduler knows of one model of the unit."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -233,22 +234,21 @@ class ModelState:
 
     def admit_turn(self, live: LiveRequest) -> None:
         """Note that a request left the queue for a row."""
-        self.turns.admit(live.request.tenant, live.start, live.expected_tokens)
-        if not self.waiting.num_interactive:
-            self.turns.clear()
+        if live.waits_in_turn:
+            live.waits_in_turn = False
+            self.turns.admit(live.request.tenant, live.start, live.expected_tokens)
+        self._rest()
 
     def end_turn(self, live: LiveRequest) -> None:
         """Count what a request took that has ended, and left the queue or its row."""
-        tenant = live.request.tenant
-        if not live.expected_tokens:
-            return
-        if live.account.has_started:
-            self.turns.correct(tenant, live.num_tokens - live.expected_tokens)
-        elif self.waiting.num_interactive:
-            mine = [each for each in self.waiting if each.request.tenant == tenant]
-            ends = [(each.start, each.start + each.expected_tokens) for each in mine]
-            self.turns.withdraw(tenant, *max(ends, default=(0, 0)))
-        else:
+        if live.waits_in_turn:
+            self.turns.withdraw(live.request.tenant, live.start)
+        elif live.expected_tokens:
+            self.turns.correct(live.request.tenant, live.num_tokens - live.expected_tokens)
+        self._rest()
+
+    def _rest(self) -> None:
+        if not self.waiting.num_interactive:
             self.turns.clear()
 
     def uses_prefixes(self, live: LiveRequest) -> bool:
@@ -321,6 +321,7 @@ class ModelState:
         is_lent = self.kv.num_lent > 0
         assert (table.is_lent == is_lent).all(), "lent sequences are forgotten"
         table.check()
+        self.turns.check(Counter(e.request.tenant for e in self.waiting if e.waits_in_turn))
         in_jobs = sum(len(job.rows) for job in jobs if job.model == self.name)
         assert in_jobs == table.in_job.sum(), "a sequence is in two jobs or a lost one"
         full = self.kv.capacity < table.num_computed

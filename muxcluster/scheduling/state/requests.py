@@ -114,6 +114,7 @@ class LiveRequest:
     turn: tuple[int, float, int] = (0, 0.0, 0)
     start: int = 0  # virtual, see TenantTurns
     expected_tokens: int = 0  # with which its tenant's turn was counted; 0: with none
+    waits_in_turn: bool = False  # until it is admitted for the first time
     # One number for (class, priority, order), or the order alone where the packing is blind to
     # classes; the smallest is the most senior.
     seniority: int = 0
@@ -149,7 +150,7 @@ class LiveRequest:
 
     def wait_in_turn(self, start: int) -> None:
         """Let it wait by its virtual start, behind those of other classes and priorities."""
-        self.start = start
+        self.start, self.waits_in_turn = start, True
         self.turn = (_place(self.request, start), 0.0, self.order)
 
     @property
