@@ -120,7 +120,8 @@ def _keys_of(settings: ApiSettings) -> KeyRing | None:
     if settings.keys is None:
         return None
     # nobody scrapes metrics of this process; the ring logs what fails
-    return KeyRing(settings, KeyServiceClient(settings.keys), lambda reason: None)
+    client = KeyServiceClient(settings.keys, may_replace=False)
+    return KeyRing(settings, client, lambda reason: None)
 
 
 def make_host(settings: ApiSettings, controller: Any) -> Any:

@@ -54,7 +54,9 @@ class Ingress:
         self._batch_service = (
             None if settings.batch is None else BatchServiceClient(settings, controller)
         )
-        self._keys = None if settings.keys is None else KeyServiceClient(settings.keys)
+        self._keys = None
+        if settings.keys is not None:
+            self._keys = KeyServiceClient(settings.keys, may_replace=True)
         self._unit_links = UnitLinks(connect, settings.restart_limit_s)
         self._backend = ClusterBackend(self._unit_links, settings.restart_limit_s)
         self._service: CompletionService | None = None

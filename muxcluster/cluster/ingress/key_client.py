@@ -5,11 +5,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from muxcluster.cluster.ingress.key_host import KeyHost, make_key_host
 from muxcluster.cluster.ray.actor_calls import Method, P, R, ask
 from muxcluster.cluster.ray.application import raised_line
+from muxcluster.cluster.units.actors import KEYS, find_actor
 from muxcluster.core.errors import MuxClusterError, NotReady
 from muxcluster.tenants.keys import KeySettings, KeyTable
 from muxcluster.tenants.messages import Ask, Grant, Settlement, UsageQuery, UsageRow
@@ -24,9 +26,11 @@ REMAKE_S = 10.0
 class KeyServiceClient:
     """A `KeyService` whose answers come from the cluster's one actor."""
 
-    def __init__(self, settings: KeySettings) -> None:
-        """settings: the actor has those of the client that found it last."""
+    def __init__(self, settings: KeySettings, *, may_replace: bool) -> None:
+        """settings: of the actor, should it have to be made. may_replace: an actor with others is
+        replaced when this client finds it for the first time, and minutes begin again."""
         self._settings = settings
+        self._may_replace = may_replace
         self._host: Any = None
         self._not_before_s = 0.0
 
@@ -61,15 +65,28 @@ class KeyServiceClient:
             raise _lost(raised_line(str(error)) or type(error).__name__) from error
 
     async def _find(self) -> None:
-        """Find or make the actor, and give it these settings. Raises NotReady."""
-        if time.monotonic() < self._not_before_s:
-            raise _lost("it has ended")
+        """Find the actor, or make it. Raises NotReady."""
         try:
-            host = await asyncio.to_thread(make_key_host, self._settings)
-            await ask(host, FIRST_TIMEOUT_S, KeyHost.adopt, self._settings)
+            host = await asyncio.to_thread(find_actor, KEYS)
+            if host is not None and self._may_replace and await self._is_other(host):
+                await asyncio.to_thread(ray.kill, host)
+                host = None
+            if host is None:
+                host = await self._made()
         except (RayError, TimeoutError, ValueError) as error:
             raise _lost(raised_line(str(error)) or str(error)) from error
-        self._host = host
+        self._host, self._may_replace = host, False
+
+    async def _is_other(self, host: Any) -> bool:
+        """True for an actor with other settings: Ray would restart it with these, too."""
+        return await ask(host, FIRST_TIMEOUT_S, KeyHost.settings) != self._settings
+
+    async def _made(self) -> Any:
+        if time.monotonic() < self._not_before_s:
+            raise _lost("it has ended")
+        host = await asyncio.to_thread(make_key_host, self._settings)
+        await ask(host, FIRST_TIMEOUT_S, KeyHost.settings)
+        return host
 
 
 def _lost(reason: str) -> NotReady:

@@ -73,36 +73,31 @@ class KeyHost:
         self._settings = settings
         self._book = KeyBook(Path(settings.directory), present)
         self._seen: tuple[int, ...] | None = None  # of the file that was read last
-        self._apply()
-        self._reading = asyncio.create_task(self._read_again())
+        self._reading: asyncio.Task[None] | None = None
+        if settings.file is None:
+            self._book.replace_keys(settings.keys)
+        else:
+            self._read(Path(settings.file))
+            self._reading = asyncio.create_task(self._read_again(Path(settings.file)))
 
-    async def adopt(self, settings: KeySettings) -> None:
-        """Use other settings from now on; counts stay, and so does the ledger's folder."""
-        if settings != self._settings:
-            self._settings, self._seen = settings, None
-            self._apply()
+    async def settings(self) -> KeySettings:
+        return self._settings
 
-    def _apply(self) -> None:
-        """Make the keys valid; those of a file that cannot be read leave the ones before."""
-        if self._settings.file is None:
-            self._book.replace_keys(self._settings.keys)
-            return
-        file = Path(self._settings.file)
+    async def _read_again(self, file: Path) -> None:
+        while True:
+            await asyncio.sleep(READ_PERIOD_S)
+            self._read(file)
+
+    def _read(self, file: Path) -> None:
+        """Make the keys of a file that has changed valid; a wrong file leaves those before."""
         state = _state_of(file)
-        if state == self._seen and state is not None:
+        if state == self._seen:
             return
-        if state is None and self._seen == ():
-            return  # told already
-        self._seen = state or ()
+        self._seen = state
         try:
             self._book.replace_keys(tenant_keys(read_keys(file)))
         except ConfigError as error:
             logger.error("the keys stay as they were: %s", error)
-
-    async def _read_again(self) -> None:
-        while True:
-            await asyncio.sleep(READ_PERIOD_S)
-            self._apply()
 
     async def table(self, caller: str, known_version: str) -> KeyTable | None:
         return await self._book.table(caller, known_version)
@@ -118,17 +113,18 @@ class KeyHost:
 
     async def close(self) -> None:
         """Stop. Idempotent."""
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
         self._book.close()
 
 
-def _state_of(file: Path) -> tuple[int, ...] | None:
-    """Return what changes when a file does; None if it is not there."""
+def _state_of(file: Path) -> tuple[int, ...]:
+    """Return what changes when a file does; nothing if it is not there."""
     try:
         found = file.stat()
     except OSError:
-        return None
+        return ()
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
