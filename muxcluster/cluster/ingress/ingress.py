@@ -66,7 +66,7 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that Serve routes HTTP to; a hook, on its event loop."""
-        app = create_app(self._backend, self._settings, self._batch_service, self._keys)
+        app = create_app(self._backend, self._settings, self._batch_service, key_service=self._keys)
         app.add_api_route("/status", self.status, methods=["GET"])
         app.add_api_route("/timeline", self.timeline, methods=["GET"])
         self._service = app.state.service

@@ -136,7 +136,7 @@ def running(
         own = ApiSettings(keys=settings, **api)
         servers = []
         for _ in range(2):
-            app = create_app(backend, own, None, service)
+            app = create_app(backend, own, key_service=service)
             config = uvicorn.Config(app, port=0, log_level="critical", lifespan="on")
             servers.append(uvicorn.Server(config))
         tasks = [asyncio.create_task(server.serve()) for server in servers]

@@ -181,7 +181,7 @@ def test_before_the_keys_are_read_only_those_of_the_settings_are_known(
     keys = KeySettings(str(tmp_path), (TenantKey("a", "0" * 64),))
     settings = ApiSettings(api_key="mine", keys=keys)
     service: KeyService = Silent()  # type: ignore[assignment]
-    with TestClient(create_app(backend, settings, None, service)) as client:
+    with TestClient(create_app(backend, settings, key_service=service)) as client:
         answer = client.get("/v1/models", headers={"Authorization": f"Bearer {key}"})
         assert client.get("/ready").status_code == 503
     if key == "mine":
