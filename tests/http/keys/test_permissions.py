@@ -58,8 +58,10 @@ def test_no_route_runs_a_model_that_is_not_allowed(start: Start) -> None:
     """Whatever routes there are: each gets bodies that some route takes."""
     ingresses = start(entry("a", models=["tiny"]), entry("all"))
     paths = ingresses.get("/openapi.json", "all").json()["paths"]
+    messages = [{"role": "user", "content": "x"}]
     bodies: tuple[dict[str, object], ...] = (
-        {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4},
+        {"messages": messages, "max_tokens": 4},
+        {"messages": messages},
         {"prompt": "x"},
         {"input": "x"},
         {"query": "x", "documents": ["x"]},
