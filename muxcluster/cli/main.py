@@ -32,6 +32,7 @@ COMMANDS = {
     "park": "Give back the memory of a model's weights on a running server.",
     "wake": "Bring a parked model's weights back.",
     "pin": "Keep a model's weights from being parked.",
+    "usage": "Show what each key used of each model on each day.",
     "demo": "Serve three small models and send them a burst of requests.",
 }
 

@@ -1,6 +1,6 @@
 """Reading of muxcluster.yaml to a checked `Config`: keys, types, names, model directories."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,20 @@ class Config:
         """Absolute path; relative ones start from the file's own directory."""
         return (self.file.parent / Path(self.batch.directory).expanduser()).resolve()
 
+    @property
+    def usage_directory(self) -> Path:
+        """Absolute path, as `batch_directory`."""
+        return (self.file.parent / Path(self.server.usage_directory).expanduser()).resolve()
+
+    @property
+    def keys_file(self) -> Path | None:
+        """Absolute path of the tenants' keys; None without such a file.
+
+        Links stay links: a file that is replaced through one is followed.
+        """
+        given = self.server.keys_file
+        return None if given is None else (self.file.parent / Path(given).expanduser()).absolute()
+
 
 @dataclass(frozen=True, slots=True)
 class _Source:
@@ -127,6 +141,7 @@ def _check_names(section: FileSection, source: _Source) -> None:
             message = f"{model.name!r} is already the name of models[{first[model.name]}]"
             raise source.error(("models", index, "name"), message)
         first[model.name] = index
+    _check_models_of_keys(section, first, source)
     seen: set[str] = set()
     for index, node in enumerate(section.cluster.listed()):
         at: Location = ("cluster", "nodes", index)
@@ -138,6 +153,16 @@ def _check_names(section: FileSection, source: _Source) -> None:
                 gpu_named(node.gpu)
             except ValueError as error:
                 raise source.error((*at, "gpu"), str(error)) from error
+
+
+def _check_models_of_keys(section: FileSection, models: Iterable[str], source: _Source) -> None:
+    """Refuse keys of models that the file does not have."""
+    names = list(models)
+    for index, key in enumerate(section.server.keys or ()):
+        for place, name in enumerate(key.models or ()):
+            if name not in names:
+                message = f"no model is called {name!r}{nearest(name, names)}"
+                raise source.error(("server", "keys", index, "models", place), message)
 
 
 def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredModel:

@@ -294,6 +294,61 @@ class PolicySection(Section):
     """How long rates must differ, and the least time between two such replans."""
 
 
+class KeySection(Section):
+    """A key of a tenant: what it may do, and its limits over the whole cluster."""
+
+    name: Name
+    """Shown in logs, usage and errors; the same name keeps its count when its secret changes."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """SHA-256 of the secret, in hexadecimal. The secret itself must be random (`openssl rand -hex
+    32`), for a hash does not protect a password that can be guessed."""
+    models: Annotated[list[Name], Field(min_length=1)] | None = None
+    """Models that it may use; for it, others do not exist. By default all."""
+    classes: Annotated[list[Literal["interactive", "batch"]], Field(min_length=1)] = [
+        "interactive",
+        "batch",
+    ]
+    """Classes of service that it may ask for."""
+    admin: bool = False
+    """It may do what `server.admin_key` may."""
+    enabled: bool = True
+    """`false`: it is refused like an unknown one, and its count is kept."""
+    requests_per_minute: Count | None = None
+    """Requests in any 60 seconds."""
+    tokens_per_minute: Count | None = None
+    """Prompt and output tokens of the requests that began in any 60 seconds. While a request runs,
+    the most output tokens that it may have are counted."""
+    tokens_per_day: Annotated[int, Field(ge=1, le=10**15)] | None = None
+    """Prompt and output tokens of a day in UTC."""
+    concurrent_requests: Count | None = None
+    """Requests open at once, streamed or not."""
+
+
+def checked_keys(keys: list[KeySection]) -> list[KeySection]:
+    """Return `keys`. Raises ValueError where two have one name or one secret."""
+    for field in ("name", "sha256"):
+        seen: set[str] = set()
+        for key in keys:
+            value = getattr(key, field)
+            if value in seen:
+                raise ValueError(f"two keys have the {field} {value:.64}")
+            seen.add(value)
+    reserved = next((key.name for key in keys if key.name.startswith("server.")), None)
+    if reserved is not None:
+        raise ValueError(f"{reserved}: names that begin with server. stand for server.api_key …")
+    return keys
+
+
+Keys = Annotated[list[KeySection], AfterValidator(checked_keys)]
+
+
+class KeysFile(Section):
+    """All of the file that `server.keys_file` names."""
+
+    keys: Keys
+    """The keys of tenants."""
+
+
 class ServerSection(Section):
     """Settings of the HTTP server."""
 
@@ -308,6 +363,14 @@ class ServerSection(Section):
     admin_key: Key | None = None
     """Bearer token that may park, wake and pin models (`/sleep`, `/wake_up`, `/pin`, `/unpin`,
     `/is_sleeping`), and all that the others may. Without it nobody may."""
+    keys: Keys | None = None
+    """Keys of tenants, with limits. A change is applied by the next `up` or start."""
+    keys_file: PathText | None = None
+    """YAML file with `keys:` in their stead, relative to the file, on the head's node; it is read
+    again when it changes, without a restart. Give this or `keys`."""
+    usage_directory: PathText = "muxcluster-usage"
+    """Where the use of all keys is kept, on the head's node, if there are keys of tenants; relative
+    paths start from the file's own directory."""
     max_body_bytes: Count = 32 * 2**20
     """Largest body of a request."""
     header_timeout_s: Positive = 10.0
@@ -336,9 +399,11 @@ class ServerSection(Section):
     """Nodes of a cluster that listen at `host` and `port`: all, or only the head."""
 
     @model_validator(mode="after")
-    def _check_admin_key(self) -> "ServerSection":
+    def _check_keys(self) -> "ServerSection":
         if self.admin_key is not None and self.admin_key in (self.api_key, *self.more_keys):
             raise ValueError("admin_key is also api_key or in more_keys: all clients would have it")
+        if self.keys is not None and self.keys_file is not None:
+            raise ValueError("give either keys or keys_file")
         return self
 
 

@@ -9,6 +9,7 @@ MuxClusterError
 │   ├── ContextLengthExceeded   context_length_exceeded
 │   ├── ModelNotFound           model_not_found
 │   ├── NotFound                not_found
+│   ├── PermissionDenied        permission_denied
 │   ├── ContentTooLarge         content_too_large
 │   ├── StorageQuotaExceeded    storage_quota_exceeded
 │   ├── UnsupportedMediaType    unsupported_media_type
@@ -18,7 +19,8 @@ MuxClusterError
 │   ├── Overloaded              rate_limit_exceeded
 │   └── NotReady                model_loading, server_shutting_down, replica_lost,
 │                               no_capacity, controller_lost, batches_lost,
-│                               model_parked, model_held
+│                               model_parked, model_held, keys_unknown,
+│                               keys_lost
 ├── ConfigError             a file the user wrote is wrong; names file and key
 ├── LoadError               a model directory cannot be loaded; names the file
 ├── InfeasiblePlan          the models do not fit the cluster; names model and gigabytes
@@ -89,6 +91,12 @@ class NotFound(RequestError):
     """No file or batch of that id, or it is another key's."""
 
     code = "not_found"
+
+
+class PermissionDenied(RequestError):
+    """The key may not do this."""
+
+    code = "permission_denied"
 
 
 class ContentTooLarge(RequestError):

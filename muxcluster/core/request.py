@@ -49,6 +49,7 @@ class Request:
     cacheable: bool = True
     # A line of a planned batch: a unit that has its part starts it when it has room
     line: LinePlace | None = None
+    tenant: str = ""  # whose it is; tenants that wait for a model get equal turns
 
 
 @dataclass(frozen=True, slots=True, eq=False)

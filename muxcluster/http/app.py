@@ -15,6 +15,7 @@ from muxcluster.batch.service.interface import BatchService
 from muxcluster.core.errors import MuxClusterError
 from muxcluster.http.calls.model_text import ModelTexts
 from muxcluster.http.errors import HttpError, http_error, status_error
+from muxcluster.http.keys.ring import KeyRing
 from muxcluster.http.live.units import UnitHistory
 from muxcluster.http.live.view import Cluster, LiveView
 from muxcluster.http.metrics.batches import BatchMetrics
@@ -29,11 +30,13 @@ from muxcluster.http.routes.messages import message_routes
 from muxcluster.http.routes.models import model_routes
 from muxcluster.http.routes.responses import response_routes
 from muxcluster.http.routes.status import status_routes
+from muxcluster.http.routes.usage import usage_routes
 from muxcluster.http.routes.weights import weight_routes
 from muxcluster.http.server.middleware import Edge, error_response
 from muxcluster.http.service import CompletionService
 from muxcluster.http.settings import ApiSettings
 from muxcluster.router.backend import Backend
+from muxcluster.tenants.messages import KeyService
 from muxcluster.text.validation.body import field_path
 
 CLIENT_CLOSED = 499
@@ -45,12 +48,15 @@ def create_app(
     settings: ApiSettings | None = None,
     batch_service: BatchService | None = None,
     cluster: Cluster | None = None,
+    key_service: KeyService | None = None,
 ) -> FastAPI:
     """Return the OpenAI application over `backend`.
 
     `app.state.service` is its CompletionService; `app.state.on_refused_head` counts requests that a
     listener refuses before they get here. batch_service: started and closed with the application;
     None: no routes of files and batches. cluster: of units in other processes, for the live view.
+    key_service: knows the keys of tenants and counts their use; None: only the keys of `settings`
+    are valid, and nothing is counted.
 
     Raises LoadError naming the file if a model's tokenizer or template cannot be read.
     """
@@ -63,9 +69,11 @@ def create_app(
     batches = BatchMetrics(metrics.registry)
     view = LiveView(backend, history, metrics.recent, batches, cluster)
     service = CompletionService(backend, texts, metrics, settings)
+    keys = KeyRing(settings, key_service, metrics.key_failed)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        keys.start()
         polls = [
             asyncio.create_task(_observe(units, settings.stats_period_s)),
             asyncio.create_task(_follow(backend, texts, metrics)),
@@ -77,6 +85,7 @@ def create_app(
         for poll in polls:
             poll.cancel()
         await asyncio.gather(*polls, return_exceptions=True)
+        await keys.close()
         if batch_service is not None:
             await batch_service.close()
 
@@ -85,15 +94,17 @@ def create_app(
     app.state.on_refused_head = metrics.refused_head
     app.include_router(generation_routes(service, lenient=settings.lenient))
     app.include_router(model_routes(texts, settings))
-    app.include_router(status_routes(backend, texts, metrics))
+    app.include_router(status_routes(backend, texts, metrics, keys))
     app.include_router(weight_routes(backend, settings))
     app.include_router(live_routes(view, metrics.recent))
     app.include_router(message_routes(service, lenient=settings.lenient))
     app.include_router(response_routes(service, lenient=settings.lenient))
+    if key_service is not None:
+        app.include_router(usage_routes(key_service))
     if batch_service is not None:
         app.include_router(file_routes(batch_service))
         app.include_router(batch_routes(batch_service))
-    app.add_middleware(Edge, settings=settings, metrics=metrics)
+    app.add_middleware(Edge, settings=settings, metrics=metrics, keys=keys)
     _add_error_answers(app)
     return app
 

@@ -14,6 +14,7 @@ from muxcluster.core.errors import (
     NotFound,
     NotReady,
     Overloaded,
+    PermissionDenied,
     PoisonRequest,
     RequestError,
     RequestTimeout,
@@ -53,9 +54,11 @@ class HttpError:
 
 
 INVALID = "invalid_request_error"
+DENIED = "permission_error"
 _REQUEST_STATUS: dict[type[RequestError], int] = {
     ModelNotFound: 404,
     NotFound: 404,
+    PermissionDenied: 403,
     ContentTooLarge: 413,
     # as other stores do; clients try 409 and 429 again, which would not help
     StorageQuotaExceeded: 403,
@@ -65,7 +68,7 @@ _REQUEST_STATUS: dict[type[RequestError], int] = {
 STATUS_CODES: dict[int, tuple[str, str]] = {
     400: (INVALID, "invalid_value"),
     401: (INVALID, "invalid_api_key"),
-    403: ("permission_error", "permission_denied"),
+    403: (DENIED, "permission_denied"),
     404: (INVALID, "not_found"),
     405: (INVALID, "method_not_allowed"),
     408: ("timeout_error", "request_timeout"),
@@ -90,7 +93,8 @@ def http_error(error: Exception) -> HttpError:
     """Return the answer for `error`; an error that we did not raise on purpose is a plain 500."""
     if isinstance(error, RequestError):
         status = _REQUEST_STATUS.get(type(error), 400)
-        return HttpError(status, INVALID, error.code, error.message, error.param)
+        kind = DENIED if isinstance(error, PermissionDenied) else INVALID
+        return HttpError(status, kind, error.code, error.message, error.param)
     if isinstance(error, Unavailable):
         return _unavailable(error)
     if isinstance(error, RequestTimeout):

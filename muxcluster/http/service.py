@@ -6,7 +6,7 @@ import math
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -96,11 +96,11 @@ class CompletionService:
         """Check `body`, admit it to the queue and tokenise it, without asking the engine.
 
         tokenised: the prompts of `body`; those of a model that was replaced are not used. The
-        caller streams the call or releases its admission. Raises RequestError, and Overloaded if
-        the model's queue is full.
+        caller streams the call or releases its admission. Raises RequestError, and Overloaded if a
+        limit of its key is reached or the model's queue is full.
         """
         check_stream_options(body)
-        model = self._texts.find(body.model)
+        model = self._permitted(body, head)
         asked = await self._tools(body)
         sampling = sampling_params(body, model.served, seed=secrets.randbits(63))
         num_choices = (body.n or 1) * num_prompts(body)
@@ -114,6 +114,7 @@ class CompletionService:
             rules = _rules(body, model, asked, tokenised)
             if rules is not None:
                 sampling = constrained(sampling, model, asked, rules)
+            await _reserve(head, tokenised, body.n or 1)
         except BaseException:
             admission.release()
             raise
@@ -141,17 +142,24 @@ class CompletionService:
             output=rules if rules is not None and rules.has_effect else None,
         )
 
+    def _permitted(self, body: GenerationBody, head: RequestHead) -> ModelText:
+        """Return the body's model. Raises RequestError if it is not served, or not for the key."""
+        model = self._texts.find(body.model, head.models)
+        if head.meter is not None:
+            head.meter.check_class(service_class(body))
+        return model
+
     def time_limit_s(self, head: RequestHead) -> float:
         """Return how long a call may take: the client's limit or the server's, the shorter one."""
         limit_s = self._settings.request_timeout_s
         return limit_s if head.timeout_s is None else min(limit_s, head.timeout_s)
 
-    async def count_tokens(self, body: ChatBody) -> int:
+    async def count_tokens(self, body: ChatBody, models: Collection[str] | None = None) -> int:
         """Return how many tokens the prompt of a chat has, also if they do not fit the context.
 
-        Raises RequestError.
+        models: as of `ModelTexts.find`. Raises RequestError.
         """
-        model = self._texts.find(body.model)
+        model = self._texts.find(body.model, models)
         messages = chat_messages(body.messages)
         text = await model.render_async(body, messages, await self._tools(body))
         special = bool(body.add_special_tokens)
@@ -265,6 +273,16 @@ def tokenise(body: GenerationBody, model: ModelText) -> Tokenised:
     assert isinstance(body, CompletionBody)
     prompts = _completion_prompts(body, model, split_prompts(body.prompt))
     return Tokenised(model, tuple(prompts))
+
+
+async def _reserve(head: RequestHead, tokenised: Tokenised, num_choices: int) -> None:
+    """Take a call's tokens from the limits of its key. Raises Overloaded over one.
+
+    num_choices: of each prompt.
+    """
+    if head.meter is not None:
+        num_output = num_choices * sum(each.max_tokens for each in tokenised.prompts)
+        await head.meter.reserve(tokenised.model.served.name, tokenised.num_tokens, num_output)
 
 
 def _asked(body: ChatBody) -> AskedTools | None:

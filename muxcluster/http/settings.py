@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from muxcluster.batch.service.settings import BatchSettings
 from muxcluster.core.request import ServiceClass
+from muxcluster.tenants.keys import KeySettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class ApiSettings:
     api_key: str | None = None  # bearer token of every route but the health routes; None: open
     more_keys: tuple[str, ...] = ()  # also valid; files and batches belong to the key used
     admin_key: str | None = None  # valid too, and alone may move weights; None: nobody may
+    keys: KeySettings | None = None  # of tenants, with limits; valid too
     max_body_bytes: int = 32 * 2**20
     header_timeout_s: float = 10.0  # longest time for a client to send a request's head
     min_body_bytes_per_s: int = 512  # minimum speed of a body, over each `body_window_s` seconds

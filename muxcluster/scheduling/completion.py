@@ -175,6 +175,7 @@ class Completion:
             live = self._memory.release(
                 model, table_row, is_trusted=row not in faults, is_written=is_written
             )
+            model.end_turn(live)
             if row in faults:
                 code, message = faults[row].code, faults[row].message
                 events.append(live.finished(FinishReason.ERROR, now, code=code, message=message))

@@ -123,6 +123,8 @@ class UnitScheduler:
         self._failures = Failures(self._memory)
         self._weights = weight_moves(spec, models, self._memory, self._shares)
         self._show_weights()
+        # packings that go by arrival alone, or by deadlines, know no tenants
+        self._has_turns = not (self._packing.is_class_blind or self._packing.by_deadline)
         self._live: dict[str, LiveRequest] = {}
         self._num_added = 0
 
@@ -171,8 +173,13 @@ class UnitScheduler:
             live.absent_before_s = weights.absent_s(now)
         self._live[request.request_id] = live
         model.counters.num_constrained += request.sampling.constraint is not None
-        model.waiting.push(live)
+        self._wait(model, live)
         return None
+
+    def _wait(self, model: ModelState, live: LiveRequest) -> None:
+        if self._has_turns:
+            model.take_turn(live)
+        model.waiting.push(live)
 
     def abort(self, request_id: str, now: float) -> StepOutput | None:
         """End a request; None where it is unknown, or in a running job, with which it ends."""
@@ -187,6 +194,7 @@ class UnitScheduler:
             return None
         else:
             self._memory.release(model, live.row, is_trusted=True)
+        model.end_turn(live)
         return self._output(events_only([live.finished(FinishReason.ABORT, now)]), now)
 
     def resident_at_start(self) -> tuple[str, ...]:
@@ -242,6 +250,7 @@ class UnitScheduler:
                 model = self._models[move.model]
                 for live in tuple(model.waiting):
                     model.waiting.remove(live)
+                    model.end_turn(live)
                     events.append(_without_weights(live, cause, now))
             self._show_weights()
         return self._output(events_only(events), now)

@@ -1,6 +1,7 @@
 """The end of a server: running answers finish, new ones are refused, no process is left."""
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -8,16 +9,19 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import OpenAI
+import yaml
+from openai import AuthenticationError, OpenAI
 
+from muxcluster.cli.main import run
 from tests.engine.live_units import wait_until_gone
 
 KEY = "open sesame"
+ADMIN = "close sesame"
 LATE_S = 1.0
 """Ten times what Serve's router expects of a replica."""
 NUM_TOKENS = 300
@@ -25,11 +29,37 @@ PATIENCE_S = 600.0
 """For what must happen, however busy the machine is; below the time limit of a test."""
 
 
+def _write_keys(file: Path, **limits: int) -> None:
+    """A file of tenants' keys: one for each name, so many requests a minute."""
+    keys = [
+        {
+            "name": name,
+            "sha256": hashlib.sha256(f"{name}-secret".encode()).hexdigest(),
+            "requests_per_minute": limit,
+        }
+        for name, limit in limits.items()
+    ]
+    part = file.with_suffix(".part")
+    part.write_text(yaml.safe_dump({"keys": keys}))
+    part.replace(file)
+
+
 @pytest.fixture(scope="module")
-def guarded(start_server: Any, config_file: Path) -> Any:
-    """A second server, with a key, that the tests of this module stop."""
+def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("tenants") / "keys.yaml"
+    _write_keys(file, team=1000)
+    return file
+
+
+@pytest.fixture(scope="module")
+def guarded(start_server: Any, config_file: Path, keys_file: Path) -> Any:
+    """A second server, with keys, that the tests of this module stop."""
+    content = yaml.safe_load(config_file.read_text())
+    content["server"] = {"keys_file": str(keys_file), "admin_key": ADMIN}
+    file = keys_file.with_name("muxcluster.yaml")
+    file.write_text(yaml.safe_dump(content))
     arguments = ("--port", "0", "--api-key", KEY, "--drain-timeout", str(PATIENCE_S))
-    server = start_server("serve", str(config_file), *arguments)
+    server = start_server("serve", str(file), *arguments)
     server.url()
     return server
 
@@ -45,6 +75,73 @@ def test_a_key_is_asked_for(guarded: Any) -> None:
         assert json.load(answer) == {"status": "ok"}
     with OpenAI(base_url=f"{url}/v1", api_key=KEY) as client:
         assert len(client.models.list().data) == 3
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def _left(url: str, name: str) -> str | None:
+    """What a short answer says of the requests that the key has left; its status is 200."""
+    with OpenAI(base_url=f"{url}/v1", api_key=f"{name}-secret", max_retries=0) as client:
+        asked = client.completions.with_raw_response
+        answer = asked.create(model="opt-c", prompt="x", max_tokens=2)
+    return answer.headers.get("x-ratelimit-remaining-requests")
+
+
+def _usage(url: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert run(["usage", "--json", "--by", "key", "--url", url, "--admin-key", ADMIN]) == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return rows
+
+
+def test_one_actor_counts_for_tenants_and_may_be_killed(
+    guarded: Any, keys_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = guarded.url()
+    assert [_left(url, "team") for _ in range(3)] == ["999", "998", "997"]
+    _write_keys(keys_file, team=500, other=10)
+
+    def is_known() -> bool:
+        try:
+            return _left(url, "other") is not None
+        except AuthenticationError:
+            return False
+
+    _until(is_known)
+    _until(lambda: _usage(url, capsys)[-1]["requests"] == 3)
+    (counter,) = _named(guarded, "cmdline", b"ray::KeyHost")
+    os.kill(counter, signal.SIGKILL)
+    left, num_more = None, 0
+    while left is None:  # without it requests run, and tell nothing of limits
+        left, num_more = _left(url, "team"), num_more + 1
+    # its successor has read the new file, and begins with a new minute
+    assert left == "499"
+
+    def rows() -> dict[str, dict[str, Any]]:
+        return {row["key"]: row for row in _usage(url, capsys)}
+
+    # lines of a batch are counted for the key that made it
+    with OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=5) as client:
+        body = {"model": "opt-c", "prompt": "x", "max_tokens": 3, "ignore_eos": True}
+        line = {"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": body}
+        data = "\n".join(json.dumps({**line, "custom_id": str(i)}) for i in range(5)).encode()
+        given = client.files.create(file=("in.jsonl", data), purpose="batch")
+        client.batches.create(
+            input_file_id=given.id, endpoint="/v1/completions", completion_window="24h"
+        )
+    _until(lambda: rows().get("server.api_key", {}).get("requests", 0) >= 5)
+    batch = rows()["server.api_key"]
+    assert (batch["requests"], batch["completion_tokens"]) == (5, 15)
+    assert batch["prompt_tokens"] % 5 == 0 and batch["prompt_tokens"] > 0
+    _until(lambda: rows()["team"]["requests"] >= 3 + num_more)
+    team = rows()["team"]
+    assert (team["requests"], team["refused"]) == (3 + num_more, 0)
+    assert 0 < team["completion_tokens"] <= 2 * team["requests"]
 
 
 def _is_ready(url: str) -> bool:

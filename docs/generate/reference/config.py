@@ -36,6 +36,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("cluster.nodes[]", schema.NodeSection),
     ("policy", schema.PolicySection),
     ("server", schema.ServerSection),
+    ("server.keys[]", schema.KeySection),
     ("batch", schema.BatchSection),
 )
 

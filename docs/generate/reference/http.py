@@ -46,7 +46,9 @@ class _NoModels:
 
 def http_page() -> str:
     """Return the page."""
-    app = create_app(_NoModels(), batch_service=object())  # type: ignore[arg-type]  # routes are read, none is called
+    # routes are read, none is called
+    nothing: Any = object()
+    app = create_app(_NoModels(), batch_service=nothing, key_service=nothing)  # type: ignore[arg-type]
     routes = sorted(
         (route.path, sorted(route.methods)[0])
         for route in _all_routes(app.routes)

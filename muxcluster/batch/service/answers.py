@@ -27,9 +27,12 @@ class OnTokens(Protocol):
 
 
 class Answerer(Protocol):
-    """Answers lines of batches. used: tokens of all answers so far."""
+    """Answers lines of batches."""
 
-    used: Use
+    @property
+    def used(self) -> Use:
+        """Tokens of all answers so far."""
+        ...
 
     async def answer(
         self,

@@ -81,6 +81,10 @@ class LocalBatchService:
         """True while a batch is open."""
         return bool(self._runs)
 
+    def owner(self, batch_id: str) -> str | None:
+        """Return the owner of a batch whose lines run now; None of another one."""
+        return self._runner.owner(batch_id)
+
     def backlogs(self) -> dict[str, float]:
         """Return the tokens/s, by model, that end all running batches at their deadlines."""
         return self._runner.backlogs()

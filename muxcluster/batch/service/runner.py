@@ -103,6 +103,11 @@ class BatchRunner:
         run = self._runs.get(batch_id)
         return None if run is None else run.progress
 
+    def owner(self, batch_id: str) -> str | None:
+        """Return the owner of a batch whose lines run now, else None."""
+        run = self._runs.get(batch_id)
+        return None if run is None else run.batch.order.owner
+
     def backlogs(self) -> dict[str, float]:
         """Return the prompt and output tokens/s, by model, that end all running batches at their
         deadlines; outputs as estimated."""

@@ -36,7 +36,7 @@ from muxcluster.cluster.state.reconcile import (
     decide,
     is_converged,
 )
-from muxcluster.cluster.units.actors import BATCHES, end_unit, find_actor
+from muxcluster.cluster.units.actors import BATCHES, KEYS, end_unit, find_actor
 from muxcluster.cluster.units.host import UNIT_CLASS
 from muxcluster.cluster.units.report import ListenSpec
 from muxcluster.core.directory import Directory
@@ -157,10 +157,11 @@ class Controller:
         return dict(zip(names, found, strict=True))
 
     async def stop(self) -> None:
-        """Stop every unit and the batches' actor, clear the state; return when they are gone."""
+        """Stop all units and the actors on the head, clear the state; return when they are gone."""
         self._is_leaving = True
         self._turns.cancel()
         await end_unit(BATCHES, CLOSE_S)
+        await end_unit(KEYS, CLOSE_S)
         await self._roster.stop_all()
         await asyncio.to_thread(clear_state)
 

@@ -10,12 +10,15 @@ from typing import Any
 from muxcluster.batch.service.local import LocalBatchService
 from muxcluster.batch.service.short_collections import keep_collections_short
 from muxcluster.cluster.control.controller import Controller
+from muxcluster.cluster.ingress.batch_use import CountedAnswerer
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
+from muxcluster.cluster.ingress.key_client import KeyServiceClient
 from muxcluster.cluster.units.actors import BATCHES, make_on_head
 from muxcluster.core.errors import NotReady
 from muxcluster.http.batch_lines import LineAnswerer
 from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.calls.model_text import ModelTexts
+from muxcluster.http.keys.ring import KeyRing
 from muxcluster.http.metrics import request_log
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.service import CompletionService
@@ -59,13 +62,17 @@ class BatchHost:
             PlanRules(AUTO, lenient=settings.lenient, most_unplanned=settings.batch.max_running),
             kept,
         )
+        self._keys = _keys_of(settings)
+        lines = LineAnswerer(service, lenient=settings.lenient, kept=kept)
         self._batch_service = LocalBatchService(
             Path(settings.batch.directory),
-            LineAnswerer(service, lenient=settings.lenient, kept=kept),
+            lines if self._keys is None else CountedAnswerer(lines, self._keys, self._owner_of),
             lambda: [text.served.name for text in self._texts],
             settings.batch,
             self._planner,
         )
+        if self._keys is not None:
+            self._keys.start()
         self._tasks = (
             asyncio.create_task(keep_in_step(self._unit_links, calls.directory)),
             asyncio.create_task(self._follow_models()),
@@ -86,6 +93,9 @@ class BatchHost:
                 await self._calls.ask(Controller.note_backlogs, self._batch_service.backlogs())
             await asyncio.sleep(_BACKLOGS_PERIOD_S)
 
+    def _owner_of(self, batch_id: str) -> str | None:
+        return self._batch_service.owner(batch_id)
+
     async def settings(self) -> ApiSettings:
         return self._settings
 
@@ -99,8 +109,19 @@ class BatchHost:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._batch_service.close()
+        if self._keys is not None:
+            await self._keys.close()
         await asyncio.to_thread(self._planner.close)
         await self._unit_links.close()
+
+
+def _keys_of(settings: ApiSettings) -> KeyRing | None:
+    """Return the keys of tenants, for the use of their batches; None without a ledger."""
+    if settings.keys is None:
+        return None
+    # nobody scrapes metrics of this process; the ring logs what fails
+    client = KeyServiceClient(settings.keys, may_replace=False)
+    return KeyRing(settings, client, lambda reason: None)
 
 
 def make_host(settings: ApiSettings, controller: Any) -> Any:

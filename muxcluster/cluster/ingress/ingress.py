@@ -13,6 +13,7 @@ from muxcluster.cluster.control.controller import Controller
 from muxcluster.cluster.ingress.batch_client import BatchServiceClient
 from muxcluster.cluster.ingress.coalesce import coalesce
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
+from muxcluster.cluster.ingress.key_client import KeyServiceClient
 from muxcluster.cluster.ray.application import APP
 from muxcluster.cluster.ray.nodes import HEAD_RESOURCE
 from muxcluster.cluster.ray.privacy import keep_replica_on_loopback
@@ -53,6 +54,9 @@ class Ingress:
         self._batch_service = (
             None if settings.batch is None else BatchServiceClient(settings, controller)
         )
+        self._keys = None
+        if settings.keys is not None:
+            self._keys = KeyServiceClient(settings.keys, may_replace=True)
         self._unit_links = UnitLinks(connect, settings.restart_limit_s)
         self._backend = ClusterBackend(self._unit_links, settings.restart_limit_s)
         self._service: CompletionService | None = None
@@ -62,7 +66,13 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that Serve routes HTTP to; a hook, on its event loop."""
-        app = create_app(self._backend, self._settings, self._batch_service, self)
+        app = create_app(
+            self._backend,
+            self._settings,
+            self._batch_service,
+            cluster=self,
+            key_service=self._keys,
+        )
         app.add_api_route("/status", self.status, methods=["GET"])
         app.add_api_route("/timeline", self.timeline, methods=["GET"])
         self._service = app.state.service

@@ -15,6 +15,7 @@ from ray.serve.schema import ApplicationStatus
 from muxcluster.batch.service.settings import BatchSettings
 from muxcluster.cluster.control.deployed import controller_deployment
 from muxcluster.cluster.ingress.ingress import ingress_deployment
+from muxcluster.cluster.ingress.key_host import key_settings_of
 from muxcluster.cluster.ray.application import APP, SERVE_LOGGING, raised_line
 from muxcluster.cluster.ray.nodes import planning_nodes, ray_nodes
 from muxcluster.cluster.state.fitting import desired_of
@@ -121,7 +122,10 @@ def _living() -> list[Any]:
 
 
 def settings_of(config: Config) -> ApiSettings:
-    """Return the API settings of the configuration's `server` and `batch` sections."""
+    """Return the API settings of the configuration's `server` and `batch` sections.
+
+    Raises ConfigError if the file of the tenants' keys is wrong.
+    """
     server, batch = config.server, config.batch
     return ApiSettings(
         api_key=server.api_key,
@@ -140,6 +144,7 @@ def settings_of(config: Config) -> ApiSettings:
         request_log=server.request_log and str(Path(server.request_log).absolute()),
         more_keys=tuple(server.more_keys),
         admin_key=server.admin_key,
+        keys=key_settings_of(config),
         batch=BatchSettings(
             str(config.batch_directory),
             batch.max_file_bytes,

@@ -24,6 +24,7 @@ NAMESPACE = "muxcluster"  # Ray namespace of all our actors
 CONTROLLER = "controller"
 # Name of the actor with files and batches, created by the layer above; it ends with the controller.
 BATCHES = "batches"
+KEYS = "keys"  # the actor that counts what the keys of tenants use, as BATCHES
 _GROUP = "muxcluster:"  # prefix of our placement groups' names
 _CONCURRENCY = 8
 _HEAD_CONCURRENCY = 1000  # concurrent calls of an actor on the event loop, most of which wait

@@ -11,6 +11,7 @@ from muxcluster.core.request import Request, ServiceClass, Slo
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.http.calls.admission import Admission
 from muxcluster.http.calls.model_text import ModelText
+from muxcluster.http.keys.meter import Meter
 from muxcluster.text.tools.output import OutputRules
 from muxcluster.text.validation.sampling import choice_seed
 
@@ -45,6 +46,12 @@ class RequestHead:
     timeout_s: float | None = None  # the client's own limit
     arrived_s: float = field(default_factory=time.monotonic)  # on time.monotonic()
     wants_timing: bool = False  # `usage` reports the parts of the time
+    meter: Meter | None = None  # of its key; None: nothing is checked and nothing counted
+
+    @property
+    def models(self) -> tuple[str, ...] | None:
+        """Models that its key may use; None: all."""
+        return None if self.meter is None else self.meter.key.models
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,4 +125,5 @@ class Call:
             cache_salt=self.cache_salt,
             cacheable=sampling.prompt_logprobs is None,
             line=self.line,
+            tenant="" if self.head.meter is None else self.head.meter.key.name,
         )

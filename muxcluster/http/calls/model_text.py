@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -257,20 +257,27 @@ class ModelTexts:
     def __iter__(self) -> Iterator[ModelText]:
         return iter(self._by_name.values())
 
-    def find(self, name: str | None) -> ModelText:
+    def offered(self, models: Collection[str] | None) -> dict[str, ModelText]:
+        """Return those of `models`, all for None, by name and in the order of all."""
+        found = self._by_name
+        return found if models is None else {n: text for n, text in found.items() if n in models}
+
+    def find(self, name: str | None, models: Collection[str] | None = None) -> ModelText:
         """Return the model called `name`; None means the only one.
 
-        Raises ModelNotFound, MissingParameter for None if there are several, NotReady before the
-        models are known.
+        models: those that the caller may use, None for all; the others seem not to exist. Raises
+        ModelNotFound, MissingParameter for None if there are several, NotReady before the models
+        are known.
         """
         if not self._by_name:
             raise NotReady("the server does not know its models yet", retry_after_s=2)
-        if name is None and len(self._by_name) == 1:
-            return next(iter(self._by_name.values()))
-        known = ", ".join(self._by_name)
+        offered = self.offered(models)
+        if name is None and len(offered) == 1:
+            return next(iter(offered.values()))
+        known = ", ".join(offered)
         if name is None:
             raise MissingParameter(f"missing required field model; served: {known}", "model")
-        text = self._by_name.get(name)
+        text = offered.get(name)
         if text is None:
             message = f"model {clip(name)} is not served here; served: {known}"
             raise ModelNotFound(message, "model")

@@ -42,6 +42,8 @@ class RequestRecord:
         self._gaps = metrics.histograms["inter_token_latency_seconds"].labels(self._model, ENGINE)
         self._tokens = metrics.counters["generation_tokens"].labels(self._model, ENGINE)
         self._num_output = 0
+        self._num_shown = 0  # output tokens in `usage`, without surplus ones
+        self._num_cached = 0
         self._finished: Finished | None = None
         self._end: str | None = None
 
@@ -55,6 +57,7 @@ class RequestRecord:
 
     def advance(self, delta: ChoiceDelta, finished: Finished | None) -> None:
         """Count new tokens, and note the end if there is one."""
+        self._num_shown, self._num_cached = delta.num_output_tokens, delta.num_cached_tokens
         if delta.tokens:
             self._count_tokens(len(delta.tokens))
         if finished is not None:
@@ -104,6 +107,7 @@ class RequestRecord:
         traceback: TracebackType | None,
     ) -> None:
         self._metrics.num_live -= 1
+        self._count_for_key(error)
         end = self._end or self._end_by(error)
         times = self.time().within(time.monotonic() - self._call.head.arrived_s)
         if end == REJECTED:
@@ -114,6 +118,18 @@ class RequestRecord:
         self._metrics.recent.add(self._ended(end, line))
         if request_log.is_on():
             request_log.write(line)
+
+    def _count_for_key(self, error: BaseException | None) -> None:
+        """Tell the key's meter what `usage` tells the client; nothing of a request that failed
+        before its first token."""
+        call = self._call
+        meter = call.head.meter
+        if meter is None or (isinstance(error, Exception) and self._num_output == 0):
+            return
+        prompt, copy = divmod(self._index, call.n)
+        # choices of one prompt compute it once; `usage` takes the first one's word
+        num_cached = self._num_cached if copy == 0 else 0
+        meter.count(prompt, self._num_prompt, self._num_shown, num_cached)
 
     def _end_by(self, error: BaseException | None) -> str:
         """Return how a request without a finish reason ended."""

@@ -94,6 +94,12 @@ class Metrics:
             ("handler", "method", "status"),
             registry=registry,
         )
+        self.key_failures = Counter(
+            "muxcluster:key_counter_failures",
+            "Requests or reports of use that the counter of the keys' limits did not take.",
+            ("reason",),
+            registry=registry,
+        )
         self.http_seconds = Histogram(
             "http_request_duration_seconds",
             "Time to the end of the response.",
@@ -123,6 +129,10 @@ class Metrics:
     def refused_head(self, status: int) -> None:
         """Count a request that was refused before its head was complete."""
         self.http_requests.labels("none", "OTHER", f"{status // 100}xx").inc()
+
+    def key_failed(self, reason: str) -> None:
+        """Count what the counter of the keys' limits did not take, by `KeyRing`'s reasons."""
+        self.key_failures.labels(reason).inc()
 
     def observe(self, name: str, model: str, value: float) -> None:
         """Add a value to a histogram of HISTOGRAMS or OUR_HISTOGRAMS."""

@@ -17,6 +17,7 @@ from muxcluster.http.answers.streaming import EventStream, unless_disconnected
 from muxcluster.http.answers.wire import ChatWire, CompletionWire
 from muxcluster.http.apis.asked import Asked, naming
 from muxcluster.http.calls.call import RequestHead
+from muxcluster.http.keys.meter import Meter
 from muxcluster.http.routes.documents import documented
 from muxcluster.http.routes.json_body import json_body
 from muxcluster.http.service import CompletionService
@@ -106,7 +107,14 @@ def request_head(request: Request) -> RequestHead:
         timeout_s=client_limit_s(request),
         arrived_s=request.state.arrived_s,
         wants_timing=request.headers.get(TIMING_HEADER, "0") not in ("", "0", "false"),
+        meter=request.state.meter,
     )
+
+
+def allowed_models(request: Request) -> tuple[str, ...] | None:
+    """Return the models that the request's key may use; None: all."""
+    meter: Meter | None = request.state.meter
+    return None if meter is None else meter.key.models
 
 
 def client_limit_s(request: Request) -> float | None:

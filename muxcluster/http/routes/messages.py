@@ -11,7 +11,7 @@ from muxcluster.http.apis.messages.body import CountTokensBody, MessagesBody
 from muxcluster.http.apis.messages.chat import NAMES, asked_count, asked_message
 from muxcluster.http.errors import MESSAGES
 from muxcluster.http.routes.documents import documented
-from muxcluster.http.routes.generation import answer, json_response
+from muxcluster.http.routes.generation import allowed_models, answer, json_response
 from muxcluster.http.routes.json_body import json_body
 from muxcluster.http.service import CompletionService
 
@@ -30,6 +30,7 @@ def message_routes(service: CompletionService, *, lenient: bool) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         chat = asked_count(await json_body(request), lenient=lenient)
         with naming(NAMES):
-            return json_response({"input_tokens": await service.count_tokens(chat)})
+            counted = await service.count_tokens(chat, allowed_models(request))
+        return json_response({"input_tokens": counted})
 
     return router

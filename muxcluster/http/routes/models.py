@@ -11,7 +11,7 @@ from muxcluster.core.errors import MissingParameter
 from muxcluster.core.served import ServedModel
 from muxcluster.http.calls.model_text import ModelText, ModelTexts, off_loop
 from muxcluster.http.routes.documents import documented
-from muxcluster.http.routes.generation import json_response
+from muxcluster.http.routes.generation import allowed_models, json_response
 from muxcluster.http.routes.json_body import json_body
 from muxcluster.http.settings import ApiSettings
 from muxcluster.text.schemas import DetokenizeBody, TokenizeBody
@@ -26,18 +26,20 @@ def model_routes(texts: ModelTexts, settings: ApiSettings) -> APIRouter:
     created = int(time.time())
 
     @router.get("/v1/models", response_model=None)
-    async def list_models() -> Response:
-        objects = [_model_object(text.served, created) for text in texts]
+    async def list_models(request: Request) -> Response:
+        offered = texts.offered(allowed_models(request)).values()
+        objects = [_model_object(text.served, created) for text in offered]
         return json_response({"object": "list", "data": objects})
 
     @router.get("/v1/models/{model:path}", response_model=None)
-    async def one_model(model: str) -> Response:
-        return json_response(_model_object(texts.find(model).served, created))
+    async def one_model(request: Request, model: str) -> Response:
+        found = texts.find(model, allowed_models(request))
+        return json_response(_model_object(found.served, created))
 
     @router.post("/tokenize", response_model=None, openapi_extra=documented(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         body = parse(TokenizeBody, await json_body(request), lenient=settings.lenient)
-        text = texts.find(body.model)
+        text = texts.find(body.model, allowed_models(request))
         prompt, special = await _prompt(body, text)
         work = partial(_tokenized, body, text, prompt, special)
         return json_response(await off_loop(work, len(prompt), settings.inline_chars))
@@ -45,7 +47,7 @@ def model_routes(texts: ModelTexts, settings: ApiSettings) -> APIRouter:
     @router.post("/detokenize", response_model=None, openapi_extra=documented(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
         body = parse(DetokenizeBody, await json_body(request), lenient=settings.lenient)
-        text = texts.find(body.model)
+        text = texts.find(body.model, allowed_models(request))
         ids = token_ids(body.tokens, text.served.vocab_size, "tokens").tolist()
         work = partial(text.tokenizer.decode, ids, False)
         return json_response({"prompt": await off_loop(work, len(ids), settings.inline_chars)})

@@ -7,12 +7,15 @@ from starlette.responses import Response
 from muxcluster import __version__
 from muxcluster.core.errors import NotReady, Unavailable
 from muxcluster.http.calls.model_text import ModelTexts
+from muxcluster.http.keys.ring import KeyRing
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.routes.generation import json_response
 from muxcluster.router.backend import Backend
 
 
-def status_routes(backend: Backend, texts: ModelTexts, metrics: Metrics) -> APIRouter:
+def status_routes(
+    backend: Backend, texts: ModelTexts, metrics: Metrics, keys: KeyRing
+) -> APIRouter:
     """Return the routes that operators and load balancers poll."""
     router = APIRouter()
 
@@ -31,7 +34,7 @@ def status_routes(backend: Backend, texts: ModelTexts, metrics: Metrics) -> APIR
     @router.get("/ready", response_model=None)
     async def ready() -> Response:
         """Readiness: 503 while models load, the server drains or no unit is up."""
-        if not (backend.healthy() and backend.ready() and len(texts)):
+        if not (backend.healthy() and backend.ready() and len(texts) and keys.are_known):
             raise NotReady("models are loading, or the server is draining", retry_after_s=2)
         return json_response({"status": "ready"})
 

@@ -1,7 +1,6 @@
 """The middleware of every HTTP request: id, metrics, API key, limits of head and body."""
 
 import hashlib
-import hmac
 import re
 import time
 import uuid
@@ -12,18 +11,22 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from muxcluster.core.errors import ContentTooLarge, Overloaded
+from muxcluster.core.errors import ContentTooLarge, NotReady, Overloaded
 from muxcluster.http.errors import HttpError, http_error, status_error
+from muxcluster.http.keys.ring import KeyRing
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.server.connection import HeadLimits, HeadTooLarge, head_too_large
 from muxcluster.http.server.open_calls import OpenCall, OpenCalls
 from muxcluster.http.server.pace import Pace, PacedBody
 from muxcluster.http.settings import ApiSettings
+from muxcluster.tenants.keys import TenantKey
 
 PAGE_ROUTES = frozenset({"/dashboard", "/dashboard/page.js", "/dashboard/page.css"})
 OPEN_ROUTES = frozenset({"/health", "/ping", "/ready"}) | PAGE_ROUTES
-ADMIN_ROUTES = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/pin", "/unpin"})
+ADMIN_ROUTES = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/pin", "/unpin", "/usage"})
+JOB_ROUTES = ("/v1/files", "/v1/batches")
 CLUSTER_ROUTES = "/v1/cluster/"  # of what all clients do: for the admin key alone, if there is one
+OVERVIEWS = ("/metrics", "/status", "/timeline", "/load", CLUSTER_ROUTES)  # of all models
 UPLOAD = "/v1/files"
 FORM_BYTES = 64 * 2**10  # of an upload's form around the file
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -52,17 +55,15 @@ class _ErrorResponse(Response):
 class Edge:
     """The ASGI wrapper around the routes."""
 
-    def __init__(self, app: ASGIApp, settings: ApiSettings, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ApiSettings, metrics: Metrics, keys: KeyRing
+    ) -> None:
         self._app = app
         self._settings = settings
         self._metrics = metrics
-        first = () if settings.api_key is None else (settings.api_key,)
-        keys = (*first, *settings.more_keys)
-        admin = settings.admin_key
-        self._admin_digest = None if admin is None else _digest(admin.encode())
+        self._keys = keys
         self._pace = Pace(settings.min_body_bytes_per_s, settings.body_window_s)
         self._open_calls = OpenCalls(settings.queues, metrics.refused_unread)
-        self._key_digests = tuple(_digest(key.encode()) for key in keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -72,36 +73,45 @@ class Edge:
         status = 500
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
+        key = self._key_of(headers)
+        meter = self._keys.meter(key)
         scope.setdefault("state", {}).update(
             request_id=request_id,
             arrived_s=started_s,
             # where no key is asked for, whatever a client sends as one tells nobody apart
-            owner=_owner(headers) if self._key_digests else "",
+            owner=_owner(headers) if self._keys.are_asked_for else "",
+            meter=meter,
         )
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                added = {} if meter is None else meter.headers()
                 if self._settings.request_id_header:
-                    MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                    added["X-Request-Id"] = request_id
+                MutableHeaders(scope=message).update(added)
             await send(message)
 
         try:
-            await self._checked(scope, headers, receive, send_with_id)
+            await self._checked(scope, key, receive, send_with_id)
         finally:
+            if meter is not None:
+                meter.end()
             self._count(scope, status, time.monotonic() - started_s)
 
-    async def _checked(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _checked(
+        self, scope: Scope, key: TenantKey | None, receive: Receive, send: Send
+    ) -> None:
         try:
             _check_head(scope)
         except HeadTooLarge as refused:
             await error_response(head_too_large(refused))(scope, receive, send)
             return
-        refusal = self._key_refusal(scope["path"], headers)
+        refusal = self._key_refusal(scope["path"], key)
         if refusal is not None:
             await error_response(refusal)(scope, receive, send)
-        elif _declared_length(headers) > self._most_bytes(scope):
+        elif _declared_length(Headers(scope=scope)) > self._most_bytes(scope):
             error = http_error(self._too_large(self._most_bytes(scope)))
             await error_response(error)(scope, receive, send)
         elif scope["method"] == "POST":
@@ -119,25 +129,30 @@ class Edge:
         with open_call:
             await self._app(scope, self._limited(scope, receive, open_call), send)
 
-    def _key_refusal(self, path: str, headers: Headers) -> HttpError | None:
-        is_of_cluster = path.startswith(CLUSTER_ROUTES) and self._admin_digest is not None
-        is_for_admin = path in ADMIN_ROUTES or is_of_cluster
-        if path in OPEN_ROUTES or not (self._key_digests or is_for_admin):
-            return None
-        if is_for_admin and self._admin_digest is None:
-            return status_error(403, "nobody may use this route: server.admin_key is not set")
+    def _key_of(self, headers: Headers) -> TenantKey | None:
+        """Return the key of a request's bearer token."""
         scheme, given = _credentials(headers)
-        digest = _digest(given)
-        # all of them: how long it takes tells nothing
-        is_known = sum(hmac.compare_digest(digest, each) for each in self._key_digests) > 0
-        is_admin = hmac.compare_digest(digest, self._admin_digest or b"")
-        if scheme != "bearer" or not (is_known or is_admin):
-            error = status_error(401, "missing or wrong API key")
-            error.headers["WWW-Authenticate"] = "Bearer"
-            return error
-        if is_for_admin and not is_admin:
+        return self._keys.find(given) if scheme == "bearer" else None
+
+    def _key_refusal(self, path: str, key: TenantKey | None) -> HttpError | None:
+        is_of_cluster = path.startswith(CLUSTER_ROUTES) and self._keys.has_admin
+        is_for_admin = path in ADMIN_ROUTES or is_of_cluster
+        if path in OPEN_ROUTES or not (self._keys.are_asked_for or is_for_admin):
+            return None
+        if is_for_admin and self._keys.are_known and not self._keys.has_admin:
+            return status_error(403, "nobody may use this route: server.admin_key is not set")
+        if key is None:
+            return self._unknown_key()
+        if is_for_admin and not key.is_admin:
             return status_error(403, "this route needs the admin key (server.admin_key)")
-        return None
+        return _tenant_refusal(path, key)
+
+    def _unknown_key(self) -> HttpError:
+        if not self._keys.are_known:
+            return http_error(NotReady("the API keys are not read yet", 2, "keys_unknown"))
+        error = status_error(401, "missing or wrong API key")
+        error.headers["WWW-Authenticate"] = "Bearer"
+        return error
 
     def _limited(self, scope: Scope, receive: Receive, open_call: OpenCall) -> Receive:
         """Return `receive` with limits.
@@ -179,8 +194,13 @@ class Edge:
         self._metrics.http_seconds.labels(handler, method).observe(seconds)
 
 
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+def _tenant_refusal(path: str, key: TenantKey) -> HttpError | None:
+    """Return 403 for a route that is closed to a key with limits or for some models only."""
+    if path.startswith(JOB_ROUTES) and not key.may_run_jobs:
+        return status_error(403, "this key may not use files and batches")
+    if path.startswith(OVERVIEWS) and key.models is not None and not key.is_admin:
+        return status_error(403, "this route tells of models that this key may not use")
+    return None
 
 
 def _check_head(scope: Scope) -> None:

@@ -84,6 +84,7 @@ class Memory:
             return False
         row = model.running.occupy(live, cached, model.max_total(live.request))
         model.waiting.remove(live)
+        model.admit_turn(live)
         rows = np.array([row], dtype=np.int32)
         grown = model.kv.grow(rows, model.running.num_tokens[rows])
         assert not isinstance(grown, Shortage), "headroom promised blocks that are not there"

@@ -1,6 +1,7 @@
 """Everything the scheduler knows of one model of the unit."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from muxcluster.scheduling.state.arrivals import RecentArrivals
 from muxcluster.scheduling.state.batch_scaling import BatchScaling
 from muxcluster.scheduling.state.requests import LiveRequest, Waiting
 from muxcluster.scheduling.state.running import RunningTable, TableRows
+from muxcluster.scheduling.state.turns import TenantTurns
 
 _LEAST_ENDS = 8.0  # ends whose mean lengths count, of a model that is asked rarely
 
@@ -88,6 +90,10 @@ class LoadMeter:
         return (self._prompt_tokens + self._output_tokens) / self._ends
 
     @property
+    def mean_output_tokens(self) -> float:
+        return self._output_tokens / self._ends
+
+    @property
     def mean_held_s(self) -> float:
         """Seconds for which a request holds memory."""
         return self._held_s / self._decoded * self._output_tokens / self._ends
@@ -145,6 +151,7 @@ class ModelState:
             spec.max_seqs, spec.max_model_len, num_more=spec.batch_seqs, keeps_output=keeps_output
         )
         self.waiting = Waiting()
+        self.turns = TenantTurns()  # of the interactive requests that wait
         self.meter = meter
         self.arrivals = RecentArrivals()
         self.counters = Counters()
@@ -216,6 +223,34 @@ class ModelState:
         longest = max(self.spec.max_model_len, num_prompt + 1)
         return min(num_prompt + request.sampling.max_tokens, longest)
 
+    def take_turn(self, live: LiveRequest) -> None:
+        """Give a request its place among those of other tenants; batches keep their own order."""
+        request = live.request
+        if request.service_class is ServiceClass.BATCH:
+            return
+        num_output = min(request.sampling.max_tokens, round(self.meter.mean_output_tokens))
+        live.expected_tokens = live.num_prompt + max(1, num_output)
+        live.wait_in_turn(self.turns.begin(request.tenant, live.expected_tokens))
+
+    def admit_turn(self, live: LiveRequest) -> None:
+        """Note that a request left the queue for a row."""
+        if live.waits_in_turn:
+            live.waits_in_turn = False
+            self.turns.admit(live.request.tenant, live.start, live.expected_tokens)
+        self._rest()
+
+    def end_turn(self, live: LiveRequest) -> None:
+        """Count what a request took that has ended, and left the queue or its row."""
+        if live.waits_in_turn:
+            self.turns.withdraw(live.request.tenant, live.start)
+        elif live.expected_tokens:
+            self.turns.correct(live.request.tenant, live.num_tokens - live.expected_tokens)
+        self._rest()
+
+    def _rest(self) -> None:
+        if not self.waiting.num_interactive:
+            self.turns.clear()
+
     def uses_prefixes(self, live: LiveRequest) -> bool:
         """True where `live` may take from and give to the prefix cache."""
         return self.spec.prefix_caching and live.request.cacheable
@@ -286,6 +321,7 @@ class ModelState:
         is_lent = self.kv.num_lent > 0
         assert (table.is_lent == is_lent).all(), "lent sequences are forgotten"
         table.check()
+        self.turns.check(Counter(e.request.tenant for e in self.waiting if e.waits_in_turn))
         in_jobs = sum(len(job.rows) for job in jobs if job.model == self.name)
         assert in_jobs == table.in_job.sum(), "a sequence is in two jobs or a lost one"
         full = self.kv.capacity < table.num_computed

@@ -19,6 +19,7 @@ from muxcluster.scheduling.state.suspicion import Suspicion
 
 _PRIORITY_LIMIT = 2**20
 _ORDER_BITS = 40
+_START_BITS = 64
 _NO_TARGET_S = 10.0  # TTFT of a request without a target, for its place in a queue by deadlines
 _LEAST_TARGET_S = 0.001  # a target of nearly 0 would be doubled too many times
 
@@ -108,9 +109,12 @@ class LiveRequest:
     suspicion: Suspicion | None = None  # after a failed job, until it is cleared
     num_prompt_logprobs: int = 0  # prompt positions already reported: recompute repeats none
     absent_before_s: float = 0.0  # seconds for which its model was not resident before it came
-    # Place in the queue, the smallest first: by seniority, or by (priority, when the first token is
-    # due, order) where the packing goes by deadlines.
+    # Place in the queue, the smallest first: by class, priority and virtual start or arrival; or by
+    # (priority, when the first token is due, order) where the packing goes by deadlines.
     turn: tuple[int, float, int] = (0, 0.0, 0)
+    start: int = 0  # virtual, see TenantTurns
+    expected_tokens: int = 0  # with which its tenant's turn was counted; 0: with none
+    waits_in_turn: bool = False  # until it is admitted for the first time
     # One number for (class, priority, order), or the order alone where the packing is blind to
     # classes; the smallest is the most senior.
     seniority: int = 0
@@ -136,13 +140,18 @@ class LiveRequest:
         live = cls(request, order, account, now, target, request.output_tokens)
         live.deadline_s = math.inf if target is None else now + target.ttft_s
         live.seniority = order if is_class_blind else order + _rank(request)
-        live.turn = (live.seniority, 0.0, order)
+        live.turn = (order if is_class_blind else _place(request, order), 0.0, order)
         if by_deadline and not is_batch:
             due_s = now + (_NO_TARGET_S if target is None else target.ttft_s)
             live.turn = (request.priority, due_s, order)
         if len(request.output_tokens):
             live.num_prompt_logprobs = live.num_prompt
         return live
+
+    def wait_in_turn(self, start: int) -> None:
+        """Let it wait by its virtual start, behind those of other classes and priorities."""
+        self.start, self.waits_in_turn = start, True
+        self.turn = (_place(self.request, start), 0.0, self.order)
 
     @property
     def due_s(self) -> float:
@@ -247,6 +256,11 @@ def _rank(request: Request) -> int:
     priority = max(-_PRIORITY_LIMIT, min(request.priority, _PRIORITY_LIMIT - 1))
     is_batch = request.service_class is ServiceClass.BATCH
     return (int(is_batch) * 2 * _PRIORITY_LIMIT + priority + _PRIORITY_LIMIT) << _ORDER_BITS
+
+
+def _place(request: Request, number: int) -> int:
+    """Class, then priority, above all bits of an order or a virtual start, which has more."""
+    return (_rank(request) << _START_BITS) + number
 
 
 class WaitingQueue:
