@@ -8,6 +8,7 @@ from typing import Any
 from muxcluster.core.errors import LoadError
 from muxcluster.core.inputs.json_file import read_json_object
 from muxcluster.core.kvshape import KvDtype
+from muxcluster.core.served import EmbeddingOutput
 from muxcluster.placement.shapes.families import runs_dense, undivided, undivided_shape
 from muxcluster.placement.shapes.known import shape_named
 from muxcluster.placement.shapes.shape import ModelShape, ShapeError
@@ -27,6 +28,7 @@ class ModelFacts:
     undivided: str = ""  # why it cannot be divided over GPUs, "" if it can, sizes aside
     is_dense: bool = False  # it runs on the dense backend alone
     is_rounded: bool = False  # ordinary weights, quantised whenever they are loaded
+    embedding: EmbeddingOutput | None = None  # None: it generates text
 
 
 def read_facts(directory: Path) -> ModelFacts:

@@ -67,6 +67,7 @@ def served_models(config: Config) -> tuple[ServedModel, ...]:
             slo=_slo(model),
             tool_format=model.section.tool_format,
             reasoning=model.section.reasoning,
+            embedding=model.facts.embedding,
         )
         for model in config.models
     )
@@ -131,6 +132,7 @@ def _served(config: Config, spec: ModelSpec, model: ConfiguredModel, dtype: str)
         quantize="" if section.quantize == "none" else section.quantize,
         backend=section.backend,
         trust_remote_code=section.trust_remote_code,
+        embedding_size=0 if model.facts.embedding is None else model.facts.embedding.size,
     )
 
 

@@ -56,6 +56,9 @@ class ModelSpec:
     # What it takes of `UnitSpec.resident_bytes` while it is resident: weights, tables, histories
     resident_bytes: int = 0
     wake_s: float = 0.0  # predicted seconds until parked weights are resident again
+    # Numbers of a hidden state of an embedding model, whose requests end with that of their last
+    # prompt token and a token that means nothing; 0: the model generates
+    embedding_size: int = 0
 
     @property
     def num_rows(self) -> int:

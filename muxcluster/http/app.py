@@ -20,6 +20,7 @@ from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.metrics.units import UnitMetrics
 from muxcluster.http.routes.batches import batch_routes
 from muxcluster.http.routes.documents import DocumentedApp
+from muxcluster.http.routes.embeddings import embedding_routes
 from muxcluster.http.routes.files import file_routes
 from muxcluster.http.routes.generation import generation_routes
 from muxcluster.http.routes.models import model_routes
@@ -73,6 +74,7 @@ def create_app(
     app.state.service = service
     app.state.on_refused_head = metrics.refused_head
     app.include_router(generation_routes(service, lenient=settings.lenient))
+    app.include_router(embedding_routes(service, lenient=settings.lenient))
     app.include_router(model_routes(texts, settings))
     app.include_router(status_routes(backend, texts, metrics))
     app.include_router(weight_routes(backend, settings))

@@ -25,6 +25,14 @@ from muxcluster.http.calls.admission import Admission, Gate
 from muxcluster.http.calls.call import Call, Prompt, RequestHead, Tokenised
 from muxcluster.http.calls.call_stream import CallStream
 from muxcluster.http.calls.choice import ChoiceDelta, ChoiceText, one_by_one
+from muxcluster.http.calls.embedding import (
+    MAX_INPUTS,
+    MOST_AT_ONCE,
+    SAMPLING,
+    check_generates,
+    embedding_prompts,
+    output_of,
+)
 from muxcluster.http.calls.model_text import ModelText, ModelTexts, off_loop
 from muxcluster.http.calls.output import constrained, output_rules
 from muxcluster.http.errors import rejection
@@ -32,7 +40,7 @@ from muxcluster.http.metrics.record import RequestRecord
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.settings import ApiSettings
 from muxcluster.router.backend import Backend
-from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
+from muxcluster.text.schemas import ChatBody, CompletionBody, EmbeddingBody, GenerationBody
 from muxcluster.text.tools.asked import AskedTools, asked_tools, num_schema_chars
 from muxcluster.text.tools.output import OutputRules
 from muxcluster.text.validation.body import parse
@@ -97,6 +105,7 @@ class CompletionService:
         """
         check_stream_options(body)
         model = self._texts.find(body.model)
+        check_generates(model)
         asked = await self._tools(body)
         sampling = sampling_params(body, model.served, seed=secrets.randbits(63))
         num_choices = (body.n or 1) * num_prompts(body)
@@ -133,6 +142,45 @@ class CompletionService:
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             output=rules if rules is not None and rules.has_effect else None,
+        )
+
+    async def prepare_embeddings(
+        self, body: EmbeddingBody, head: RequestHead, tokenised: Tokenised | None = None
+    ) -> Call:
+        """As `prepare`, for the vectors of texts; a call takes few places of a queue at a time."""
+        model = self._texts.find(body.model)
+        output_of(model)
+        items = split_prompts(body.input, "input", MAX_INPUTS)
+        of_class = service_class(body)
+        most = min(len(items), MOST_AT_ONCE, self._settings.queues.of(of_class))
+        admission = self._admit(model.served.name, of_class, most)
+        try:
+            if tokenised is None or tokenised.model is not model:
+                work = partial(embedding_prompts, body, model, items)
+                num_chars = sum(map(len, items))
+                prompts = await off_loop(work, num_chars, self._settings.inline_chars)
+                tokenised = Tokenised(model, tuple(prompts))
+            targets = slo(body.slo, model.served.slo)
+        except BaseException:
+            admission.release()
+            raise
+        call_id = body.request_id or head.request_id
+        return Call(
+            call_id=f"embd-{call_id}",
+            engine_id=f"{call_id}-{uuid.uuid4().hex[:12]}",
+            model=model,
+            prompts=tokenised.prompts,
+            n=1,
+            sampling=SAMPLING,
+            head=head,
+            admission=admission,
+            timeout_s=self.time_limit_s(head),
+            service_class=of_class,
+            slo=targets,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            embeds=True,
+            most_at_once=most,
         )
 
     def time_limit_s(self, head: RequestHead) -> float:

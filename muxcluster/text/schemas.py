@@ -164,6 +164,24 @@ class CompletionBody(GenerationBody):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
+class EmbeddingBody(BaseModel):
+    """POST /v1/embeddings. `input` is checked by `validation_prompts`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: NonEmpty
+    input: Any
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, lt=INT64)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=INT64)] | None = None
+    add_special_tokens: bool | None = None
+    service_tier: Literal["auto", "default", "priority", "scale", "flex"] | None = None
+    slo: SloBody | None = None
+    priority: Int64 | None = None
+    cache_salt: Annotated[str, Field(max_length=128, pattern=r"^[^@/\\\x00]*$")] | None = None
+    request_id: Identifier | None = None
+
+
 class FunctionBody(BaseModel):
     """A function that the model may call. parameters: the JSON schema of its arguments."""
 

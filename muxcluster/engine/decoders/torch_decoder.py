@@ -6,6 +6,7 @@ complex numbers, for which the rows of Q and K lie in pairs. Scores do not depen
 inside a head, so this order stays inside the decoder.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -113,7 +114,7 @@ class FusedDecoder:
     turns: Tensor  # complex64 [positions, 1, head_dim / 2]
     layers: tuple[FusedLayer, ...]
     norm: RmsNorm
-    head: Product
+    head: Callable[[Tensor], Tensor]  # [tokens, hidden_size] to [tokens, vocab]
 
     @property
     def has_windows(self) -> bool:

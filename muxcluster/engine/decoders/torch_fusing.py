@@ -1,6 +1,6 @@
 """Builds a `FusedDecoder` from a loaded model and checks that its logits are the same."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -66,8 +66,13 @@ def _fused(model: Foreign, calls: Sequence[LayerCall], num_positions: int) -> Fu
         turns=turns,
         layers=tuple(layers),
         norm=_norm(body.norm),
-        head=product_of([model.lm_head]),
+        head=_head(model.lm_head),
     )
+
+
+def _head(head: Foreign) -> Callable[[Tensor], Tensor]:
+    """Return the packed output layer; that of an embedding model does nothing."""
+    return head if isinstance(head, nn.Identity) else product_of([head])
 
 
 def _turns(rotary: Foreign, num_positions: int) -> Tensor:

@@ -24,8 +24,8 @@ def load(
     """Load the model on its backend; log which and why.
 
     is_checked: as of `load_model`; a dense model is run all the same. Raises LoadError as
-    `load_model` and `load_dense`, and if a dense model is to be divided over ranks, or to keep keys
-    and values in 8 bits; ValueError for an unknown backend.
+    `load_model` and `load_dense`, and if a dense model is to give embeddings, to be divided over
+    ranks, or to keep keys and values in 8 bits; ValueError for an unknown backend.
     """
     if spec.backend not in BACKENDS:
         raise ValueError(f"unknown backend {spec.backend!r}: one of {', '.join(BACKENDS)}")
@@ -40,6 +40,9 @@ def load(
         else:
             logger.info("%s: paged backend: its layers use the attention interface", spec.name)
             return model
+    if spec.embedding_size:
+        message = f"only the paged backend gives embeddings, and not of this model: {reason}"
+        raise LoadError(Path(spec.path, "config.json"), message)
     if spec.kv_dtype != "auto":
         raise _keeps_kv(spec, reason)
     if group is not None:

@@ -22,10 +22,10 @@ from muxcluster.engine.load.dummy import DummyWeights
 from muxcluster.engine.load.filling import fill
 from muxcluster.engine.load.hf_config import DTYPES, read_config, weight_format
 from muxcluster.engine.load.merging import merge_products
-from muxcluster.engine.load.parity import check_forward, has_llama_layers
+from muxcluster.engine.load.parity import check_forward, check_hidden, has_llama_layers
 from muxcluster.engine.load.probe import probe
 from muxcluster.engine.load.quiet import quiet_loading
-from muxcluster.engine.load.skeleton import refusal, skeleton
+from muxcluster.engine.load.skeleton import names_of_head, refusal, skeleton, without_head
 from muxcluster.engine.load.tensor_loading import load_by_tensor
 from muxcluster.engine.load.weights import check_weight_files
 
@@ -59,6 +59,8 @@ def load_model(
         if not is_checked:
             probe(model, spec, directory / "config.json")
             check_forward(model, spec)
+            if spec.embedding_size:
+                check_hidden(model, spec)
     return model
 
 
@@ -94,6 +96,11 @@ def read_weights(config: PretrainedConfig, spec: ModelSpec, attention: str | Non
         )
     except Exception as error:  # transformers raises whatever a bad file leads to
         raise refusal(error, file) from error
+    if spec.embedding_size:
+        # files of an embedding model need not have an output layer
+        of_head = {f"{name}.{kind}" for name in names_of_head(model) for kind in ("weight", "bias")}
+        findings["missing_keys"] = set(findings["missing_keys"]) - of_head
+        model = without_head(model)
     _check(findings, file)
     loaded: nn.Module = model
     return loaded

@@ -62,7 +62,12 @@ class ModelRunner:
         cache of its own (Slab), on any device, and are waited for. masks: what tells which tokens
         constraints allow; None: no request with one can be admitted.
         """
-        self._sampling = SequenceSampling(spec.num_rows, spec.vocab_size, spec.eos_token_ids)
+        self._sampling = SequenceSampling(
+            spec.num_rows,
+            spec.embedding_size or spec.vocab_size,
+            spec.eos_token_ids,
+            is_embedding=spec.embedding_size > 0,
+        )
         self._prompts = PromptPositions()
         # A step over several tokens of a row is none that was recorded, and a padded one no decode.
         may_join = capture is None and not isinstance(forward, Slab)

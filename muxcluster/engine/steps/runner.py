@@ -167,6 +167,8 @@ class UnitRunner:
         if Phase.DECODE not in worker.phases:
             return
         for model in self._spec.models:
+            if model.embedding_size:
+                continue  # it never decodes
             most = min(model.max_seqs, self._spec.scheduler.max_decode_rows)
             self._models[model.name].record(most, share / worker.shares[-1])
 

@@ -11,6 +11,7 @@ from muxcluster.text.schemas import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    EmbeddingBody,
     TokenizeBody,
 )
 
@@ -19,6 +20,7 @@ BODIES: tuple[type[BaseModel], ...] = (
     CompletionBody,
     TokenizeBody,
     DetokenizeBody,
+    EmbeddingBody,
     BatchBody,
     BatchPlanBody,
 )

@@ -34,7 +34,7 @@ def generation_routes(service: CompletionService, *, lenient: bool) -> APIRouter
     async def answer(
         request: Request, schema: type[GenerationBody], wire_of: Callable[[Call], Wire]
     ) -> Response:
-        head = _head(request)
+        head = request_head(request)
         limit_s = service.time_limit_s(head)
         try:
             async with asyncio.timeout(limit_s):
@@ -70,7 +70,7 @@ def json_response(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def _head(request: Request) -> RequestHead:
+def request_head(request: Request) -> RequestHead:
     """Return what a call's headers say. Raises InvalidValue for a wrong one."""
     return RequestHead(
         request_id=request.state.request_id,

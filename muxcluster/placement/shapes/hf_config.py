@@ -107,6 +107,15 @@ _NO_ATTENTION: Mapping[str, int] = {
     "head_dim": 1,
     "intermediate_size": 0,
 }
+# Tokens of these attend to later ones too, unless is_decoder makes causal language models of them.
+_ENCODERS = frozenset(
+    {
+        *("albert", "bert", "big_bird", "camembert", "convbert", "data2vec-text", "deberta"),
+        *("deberta-v2", "distilbert", "electra", "ernie", "eurobert", "longformer", "mobilebert"),
+        *("modernbert", "mpnet", "nomic_bert", "roberta", "roformer", "xlm-roberta"),
+        *("xlm-roberta-xl", "xmod"),
+    }
+)
 _UNSUPPORTED: Mapping[str, str] = {
     "is_encoder_decoder": "an encoder-decoder model",
     "kv_lora_rank": "multi-head latent attention (its KV cache is not one of whole heads)",
@@ -185,6 +194,12 @@ def _refuse_other_kinds(config: Mapping[str, Any]) -> None:
     for key, meaning in _UNSUPPORTED.items():
         if config.get(key):
             raise ShapeError(f"{key} is set: no support for {meaning}")
+    kind = str(config.get("model_type", ""))
+    is_encoder = kind in _ENCODERS and config.get("is_decoder") is not True
+    sees_all = config.get("is_causal") is False or config.get("use_bidirectional_attention") is True
+    if is_encoder or sees_all:
+        message = f"tokens of {kind:.40} attend to later ones as in encoders: only decoders are served"
+        raise ShapeError(message)
 
 
 def _number(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
