@@ -29,7 +29,7 @@ class SequenceSampling:
         *,
         is_embedding: bool = False,
     ) -> None:
-        """vocab_size: logits of a row. is_embedding: they are hidden states; no token is sampled."""
+        """vocab_size: logits of a row. is_embedding: they are hidden states, none is sampled."""
         self.is_embedding = is_embedding
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids

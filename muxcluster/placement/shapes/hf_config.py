@@ -198,7 +198,7 @@ def _refuse_other_kinds(config: Mapping[str, Any]) -> None:
     is_encoder = kind in _ENCODERS and config.get("is_decoder") is not True
     sees_all = config.get("is_causal") is False or config.get("use_bidirectional_attention") is True
     if is_encoder or sees_all:
-        message = f"tokens of {kind:.40} attend to later ones as in encoders: only decoders are served"
+        message = f"tokens of {kind:.40} attend to later ones: only decoders are served"
         raise ShapeError(message)
 
 
