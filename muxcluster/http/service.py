@@ -286,8 +286,13 @@ class CompletionService:
             logger.info("%s is not woken: %s", model, error)
 
 
-def tokenise(body: GenerationBody, model: ModelText) -> Tokenised:
+def tokenise(body: GenerationBody | EmbeddingBody, model: ModelText) -> Tokenised:
     """Return the body's prompts, tokenised on this thread. Raises RequestError."""
+    if isinstance(body, EmbeddingBody):
+        output_of(model)
+        items = split_prompts(body.input, "input", MAX_INPUTS)
+        return Tokenised(model, tuple(embedding_prompts(body, model, items)))
+    check_generates(model)
     if isinstance(body, ChatBody):
         text = model.render(body, chat_messages(body.messages), _asked(body))
         return Tokenised(model, (_chat_prompt(body, model, text),))
