@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from muxcluster.config.load import Config, load_config
+from muxcluster.config.planner_input import nodes_of, problem
 from muxcluster.config.planning import plan_for
 from muxcluster.config.units import served_models, unit_specs
 from muxcluster.core.errors import ConfigError, LoadError
 from muxcluster.core.served import EmbeddingOutput
+from muxcluster.sim.demand.loads import poisson_load
 from tests.models import as_embedder
 
 PLAN = "cluster: {nodes: [{name: local, gpu: cpu, cores: 2, memory_gb: 8}]}"
@@ -191,6 +193,10 @@ def test_a_shape_is_planned_as_an_embedding_model(write: Callable[[str], Path]) 
     config = load_config(write(f"{text}cluster: {{nodes: [{{name: a, gpu: A100-80GB}}]}}"))
     (model,) = config.models
     assert model.facts.embedding == EmbeddingOutput(4096)
+    asked = problem(config, nodes_of(config))
+    arrivals = list(poisson_load(asked.demands, 1.0).arrivals(0, 100.0))
+    assert {each.output_tokens for each in arrivals} == {1}
+    assert len({each.prompt_tokens for each in arrivals}) > 100
     (planned,) = plan_for(config).units[0].models
     assert planned.throughput > 0
     chat = replace(config, models=load_config(write(text.replace("embed", "generate"))).models)
