@@ -22,7 +22,7 @@ contents = (
     (
         "Guides",
         "guides",
-        "plan quantised simulate openai-api structured-outputs tools interactive-and-batch "
+        "plan quantised simulate openai-api embeddings structured-outputs tools interactive-and-batch "
         "batch-jobs any-model monitoring upgrades",
     ),
     (
