@@ -26,12 +26,12 @@ from muxcluster.http.calls.call import Call, Prompt, RequestHead, Tokenised
 from muxcluster.http.calls.call_stream import CallStream
 from muxcluster.http.calls.choice import ChoiceDelta, ChoiceText, one_by_one
 from muxcluster.http.calls.embedding import (
-    MAX_INPUTS,
     MOST_AT_ONCE,
     SAMPLING,
     check_generates,
     embedding_prompts,
     output_of,
+    texts_of,
 )
 from muxcluster.http.calls.model_text import ModelText, ModelTexts, off_loop
 from muxcluster.http.calls.output import constrained, output_rules
@@ -40,7 +40,13 @@ from muxcluster.http.metrics.record import RequestRecord
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.settings import ApiSettings
 from muxcluster.router.backend import Backend
-from muxcluster.text.schemas import ChatBody, CompletionBody, EmbeddingBody, GenerationBody
+from muxcluster.text.schemas import (
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    GenerationBody,
+    TextsBody,
+)
 from muxcluster.text.tools.asked import AskedTools, asked_tools, num_schema_chars
 from muxcluster.text.tools.output import OutputRules
 from muxcluster.text.validation.body import parse
@@ -145,21 +151,21 @@ class CompletionService:
         )
 
     async def prepare_embeddings(
-        self, body: EmbeddingBody, head: RequestHead, tokenised: Tokenised | None = None
+        self, body: TextsBody, head: RequestHead, tokenised: Tokenised | None = None
     ) -> Call:
         """As `prepare`, for the vectors of texts; a call takes few places of a queue at a time."""
         model = self._texts.find(body.model)
         output_of(model)
-        items = split_prompts(body.input, "input", MAX_INPUTS)
+        texts = texts_of(body)
         of_class = service_class(body)
-        most = min(len(items), MOST_AT_ONCE, self._settings.queues.of(of_class))
+        most = min(len(texts), MOST_AT_ONCE, self._settings.queues.of(of_class))
         admission = self._admit(model.served.name, of_class, most)
         try:
             if tokenised is None or tokenised.model is not model:
-                work = partial(embedding_prompts, body, model, items)
-                num_chars = sum(map(len, items))
+                work = partial(embedding_prompts, body, model, texts)
+                num_chars = sum(len(text.content) for text in texts)
                 prompts = await off_loop(work, num_chars, self._settings.inline_chars)
-                tokenised = Tokenised(model, tuple(prompts))
+                tokenised = Tokenised(model, prompts)
             targets = slo(body.slo, model.served.slo)
         except BaseException:
             admission.release()
@@ -290,8 +296,7 @@ def tokenise(body: GenerationBody | EmbeddingBody, model: ModelText) -> Tokenise
     """Return the body's prompts, tokenised on this thread. Raises RequestError."""
     if isinstance(body, EmbeddingBody):
         output_of(model)
-        items = split_prompts(body.input, "input", MAX_INPUTS)
-        return Tokenised(model, tuple(embedding_prompts(body, model, items)))
+        return Tokenised(model, embedding_prompts(body, model, texts_of(body)))
     check_generates(model)
     if isinstance(body, ChatBody):
         text = model.render(body, chat_messages(body.messages), _asked(body))

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings of a real server, with OpenAI's client; the vectors are transformers'."""
+"""Routes of embedding models of a real server; vectors are those of transformers."""
 
 import base64
 import json
@@ -81,13 +81,13 @@ def check(found: Sequence[float], expected: np.ndarray) -> None:
     assert np.abs(np.array(found) - expected).max() < TOLERANCE
 
 
-def post(url: str, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{url}/v1/embeddings", json={"model": "embedder", **fields}, timeout=60)
+def post(url: str, route: str = "embeddings", **fields: Any) -> httpx.Response:
+    return httpx.post(f"{url}/v1/{route}", json={"model": "embedder", **fields}, timeout=60)
 
 
-def refusal(url: str, **fields: Any) -> tuple[str, str | None, str]:
+def refusal(url: str, route: str = "embeddings", **fields: Any) -> tuple[str, str | None, str]:
     """Code, field and message of a 400."""
-    answer = post(url, **fields)
+    answer = post(url, route, **fields)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert error["type"] == "invalid_request_error"
@@ -211,6 +211,68 @@ def test_each_kind_of_model_has_its_routes(url: str, client: openai.OpenAI) -> N
     with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model="nobody", input="a")
     assert client.completions.create(model="chat", prompt="a").choices
+
+
+def test_documents_are_ranked_by_their_angle_to_the_query(
+    url: str, oracle: EmbeddingOracle, tokenizer: Any
+) -> None:
+    query, documents = "Where do people wait?", [*TEXTS, *(text.upper() for text in TEXTS)]
+    vectors = [oracle.embed(tokenizer(text)["input_ids"]) for text in documents]
+    expected = np.array(vectors) @ oracle.embed(tokenizer(query)["input_ids"])
+    answer = post(url, "rerank", query=query, documents=documents).json()
+    found = {each["index"]: each["relevance_score"] for each in answer["results"]}
+    check([found[i] for i in range(len(documents))], expected)
+    ranks = [each["index"] for each in answer["results"]]
+    assert ranks == np.argsort(-expected).tolist()
+    assert [each["document"] for each in answer["results"]] == [
+        {"text": documents[i]} for i in ranks
+    ]
+    num_tokens = sum(len(tokenizer(text)["input_ids"]) for text in [query, *documents])
+    assert answer["usage"]["total_tokens"] == num_tokens
+    best = post(url, "rerank", query=query, documents=documents, top_n=2, return_documents=False)
+    assert best.json()["results"] == [{"index": i, "relevance_score": found[i]} for i in ranks[:2]]
+
+
+def test_scores_of_one_text_and_of_pairs(url: str, oracle: EmbeddingOracle, tokenizer: Any) -> None:
+    vectors = np.array([oracle.embed(tokenizer(text)["input_ids"]) for text in TEXTS])
+    answer = post(url, "score", text_1=TEXTS[0], text_2=TEXTS).json()
+    assert [each["index"] for each in answer["data"]] == [0, 1, 2]
+    check([each["score"] for each in answer["data"]], vectors @ vectors[0])
+    answer = post(url, "score", text_1=TEXTS, text_2=TEXTS[::-1]).json()
+    check([each["score"] for each in answer["data"]], (vectors * vectors[::-1]).sum(-1))
+    answer = post(url, "score", text_1="a", text_2="a").json()
+    check([each["score"] for each in answer["data"]], np.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "code", "param"),
+    [
+        ("rerank", {"documents": ["a"]}, "missing_required_parameter", "query"),
+        ("rerank", {"query": "a", "documents": []}, "invalid_value", "documents"),
+        ("rerank", {"query": "a", "documents": [5]}, "invalid_value", "documents[0]"),
+        ("rerank", {"query": "a", "documents": ["a"] * 2048}, "invalid_value", "documents"),
+        ("rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "invalid_value", "top_n"),
+        (
+            "rerank",
+            {"query": "a b " * CONTEXT, "documents": ["b"]},
+            "context_length_exceeded",
+            "query",
+        ),
+        ("score", {"text_1": ["a", "b"], "text_2": ["a"]}, "invalid_value", "text_1"),
+        ("score", {"text_1": "a"}, "missing_required_parameter", "text_2"),
+        (
+            "score",
+            {"text_1": "a", "text_2": ["b", "a b " * CONTEXT]},
+            "context_length_exceeded",
+            "text_2[1]",
+        ),
+        ("score", {"model": "chat", "text_1": "a", "text_2": "b"}, "invalid_value", "model"),
+    ],
+)
+def test_wrong_bodies_of_scores(
+    url: str, route: str, fields: dict[str, Any], code: str, param: str
+) -> None:
+    assert refusal(url, route, **fields)[:2] == (code, param)
 
 
 def test_a_batch(client: openai.OpenAI, oracle: EmbeddingOracle, tokenizer: Any) -> None:

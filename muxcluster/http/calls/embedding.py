@@ -12,8 +12,8 @@ from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.served import EmbeddingOutput
 from muxcluster.http.calls.call import Prompt
 from muxcluster.http.calls.model_text import ModelText
-from muxcluster.text.schemas import EmbeddingBody
-from muxcluster.text.validation.prompts import token_ids
+from muxcluster.text.schemas import EmbeddingBody, RerankBody, ScoreBody, TextsBody
+from muxcluster.text.validation.prompts import split_prompts, token_ids
 
 MAX_INPUTS = 2048  # as in OpenAI's API
 # Texts of a call that are at the engine at a time: others' requests come in between
@@ -71,20 +71,54 @@ def check_generates(model: ModelText) -> None:
         raise InvalidValue(message, "model")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Text:
+    """A text of a call, or its token ids, and the field that it is in."""
+
+    param: str
+    content: str | list[int]
+
+
+def texts_of(body: TextsBody) -> list[Text]:
+    """Return the texts of `body`, for each of which a vector is needed. Raises InvalidValue."""
+    if isinstance(body, EmbeddingBody):
+        return _named("input", split_prompts(body.input, "input", MAX_INPUTS))
+    if isinstance(body, RerankBody):
+        texts = [Text("query", body.query), *_named("documents", body.documents)]
+        return _at_most(texts, "documents")
+    assert isinstance(body, ScoreBody)
+    if len(body.text_1) not in (1, len(body.text_2)):
+        message = f"text_1 has {len(body.text_1)} texts: one, or as many as text_2, are compared"
+        raise InvalidValue(message, "text_1")
+    texts = [*_named("text_1", body.text_1), *_named("text_2", body.text_2)]
+    return _at_most(texts, "text_2")
+
+
+def _named(param: str, contents: Sequence[str | list[int]]) -> list[Text]:
+    if len(contents) == 1:
+        return [Text(param, contents[0])]
+    return [Text(f"{param}[{i}]", content) for i, content in enumerate(contents)]
+
+
+def _at_most(texts: list[Text], param: str) -> list[Text]:
+    if len(texts) > MAX_INPUTS:
+        raise InvalidValue(f"at most {MAX_INPUTS} texts in one request", param)
+    return texts
+
+
 def embedding_prompts(
-    body: EmbeddingBody, model: ModelText, items: Sequence[str | list[int]]
-) -> list[Prompt]:
+    body: TextsBody, model: ModelText, texts: Sequence[Text]
+) -> tuple[Prompt, ...]:
     """Tokenise the texts of `body`. Raises RequestError naming the text that is wrong."""
     most = _most_tokens(body, model)
-    params = ["input"] if len(items) == 1 else [f"input[{i}]" for i in range(len(items))]
-    return [
-        Prompt("", _tokens(item, body, model, most, param), max_tokens=0)
-        for item, param in zip(items, params, strict=True)
-    ]
+    return tuple(
+        Prompt("", _tokens(text.content, body, model, most, text.param), max_tokens=0)
+        for text in texts
+    )
 
 
 def _tokens(
-    item: str | list[int], body: EmbeddingBody, model: ModelText, most: int | None, param: str
+    item: str | list[int], body: TextsBody, model: ModelText, most: int | None, param: str
 ) -> NDArray[np.int32]:
     """Return the tokens of a text, cut to `most` if it is given."""
     is_marked = body.add_special_tokens is not False
@@ -122,7 +156,7 @@ def _cut(text: str, model: ModelText, most: int, *, is_marked: bool) -> NDArray[
     return np.concatenate(parts)
 
 
-def _most_tokens(body: EmbeddingBody, model: ModelText) -> int | None:
+def _most_tokens(body: TextsBody, model: ModelText) -> int | None:
     """Return `truncate_prompt_tokens`; -1 is the context. None: nothing is cut."""
     asked, longest = body.truncate_prompt_tokens, model.served.max_model_len
     if asked is None or asked == -1:

@@ -12,6 +12,8 @@ from muxcluster.text.schemas import (
     CompletionBody,
     DetokenizeBody,
     EmbeddingBody,
+    RerankBody,
+    ScoreBody,
     TokenizeBody,
 )
 
@@ -21,6 +23,8 @@ BODIES: tuple[type[BaseModel], ...] = (
     TokenizeBody,
     DetokenizeBody,
     EmbeddingBody,
+    ScoreBody,
+    RerankBody,
     BatchBody,
     BatchPlanBody,
 )

@@ -18,6 +18,7 @@ from muxcluster.core.unitspec import UnitSpec
 from muxcluster.demo.models import build_model
 from muxcluster.engine.executor import JobFailed
 from muxcluster.engine.load.backends import load
+from muxcluster.engine.residency.executor import ResidencyExecutor
 from muxcluster.engine.steps.device.captures import CallAgain
 from muxcluster.engine.steps.runner import UnitRunner
 from muxcluster.engine.unit import in_process
@@ -25,6 +26,8 @@ from muxcluster.engine.unit.unit import Unit
 from muxcluster.http.calls.embedding import SAMPLING
 from tests.engine.fakes import Sink
 from tests.engine.live_units import RecordingExecutor, workers_of
+from tests.engine.parallel.ranks import over_ranks
+from tests.engine.residency.moved import in_turns
 from tests.engine.units import (
     check_nothing_leaks,
     greedy,
@@ -77,8 +80,8 @@ def texts_of(spec: UnitSpec, names: Sequence[str]) -> dict[str, list[int]]:
     """Token ids of texts of each model: with a common beginning, cut into chunks, of one token."""
     asked: dict[str, list[int]] = {}
     for model in (each for each in spec.models if each.name in names):
-        asked |= prompts(model.name, 6, model.vocab_size, shared=20)
-        asked |= prompts(model.name, 3, model.vocab_size, longest=200, seed=1)
+        asked |= prompts(model.name, 3, model.vocab_size, shared=20)
+        asked |= prompts(model.name, 2, model.vocab_size, longest=200, seed=1)
         asked[f"{model.name}/one"] = [7]
         asked[f"{model.name}/full"] = [5] * model.max_model_len
     return asked
@@ -105,8 +108,9 @@ def test_beside_a_chat_model_and_with_a_worker_killed_in_a_job(
     embedders: Mapping[str, Path], vectors_of: Mapping[str, EmbeddingOracle], tmp_path: Path
 ) -> None:
     chat = build_model(tmp_path / "llama", "llama", seed=9)
-    spec = unit_of(embedders, chat)
-    texts = texts_of(spec, list(embedders))
+    two = {name: embedders[name] for name in ("qwen3", "mistral")}
+    spec = unit_of(two, chat)
+    texts = texts_of(spec, list(two))
     chats = prompts("llama", 4, spec.models[-1].vocab_size)
     executor = RecordingExecutor(spec)
     with running(spec, executor) as (unit, sink):
@@ -150,6 +154,37 @@ def test_in_mixed_jobs_of_one_process(
         sink.wait_for_ends(len(texts))
         check_vectors(sink, texts, vectors_of)
         check_nothing_leaks(unit)
+
+
+def test_over_two_ranks(
+    embedders: Mapping[str, Path], vectors_of: Mapping[str, EmbeddingOracle]
+) -> None:
+    """Each rank loads its part tensor by tensor, and none has an output layer."""
+    alone = {"qwen3": embedders["qwen3"]}
+    spec = over_ranks(unit_of(alone, lane="mixed"))
+    texts = texts_of(spec, ["qwen3"])
+    with running(spec) as (unit, sink):
+        embed(unit, texts)
+        sink.wait_for_ends(len(texts))
+        check_vectors(sink, texts, vectors_of)
+        check_nothing_leaks(unit)
+
+
+def test_in_memory_for_one_of_two(
+    embedders: Mapping[str, Path], vectors_of: Mapping[str, EmbeddingOracle]
+) -> None:
+    """Each model is loaded again by what its first load has shown."""
+    two = {name: embedders[name] for name in ("qwen3", "opt")}
+    spec = in_turns(unit_of(two), 1)
+    texts = texts_of(spec, list(two))
+    with running(spec, ResidencyExecutor(spec)) as (unit, sink):
+        for num_ended, name in enumerate(("qwen3", "opt", "qwen3", "opt")):
+            sink.clear()
+            mine = {key: value for key, value in texts.items() if key.startswith(name)}
+            embed(unit, mine)
+            sink.wait_for_ends(len(mine))
+            check_vectors(sink, mine, vectors_of)
+            assert sum(each.num_wakes for each in unit.stats().models) >= num_ended
 
 
 def test_a_vector_that_is_not_finite_ends_its_own_request_alone(
