@@ -196,7 +196,8 @@ class ScoreBody(TextsBody):
 
 
 class RerankBody(TextsBody):
-    """POST /v1/rerank: documents, the nearest to the query first. return_documents: else no text."""
+    """POST /v1/rerank: documents, the nearest to a query first. return_documents: their texts too,
+    by default."""
 
     query: str
     documents: Annotated[list[str], Field(min_length=1)]
