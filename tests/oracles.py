@@ -110,15 +110,19 @@ class GreedyOracle:
 
 
 class EmbeddingOracle:
-    """Last hidden states of last tokens by `transformers` in fp32, one text at a time."""
+    """Pooled last hidden states by `transformers` in fp32, one text at a time."""
 
     def __init__(self, directory: Path) -> None:
         self._model = AutoModel.from_pretrained(directory, dtype=torch.float32).eval()
 
-    def embed(self, tokens: Sequence[int], size: int | None = None) -> NDArray[np.float64]:
+    def embed(
+        self, tokens: Sequence[int], size: int | None = None, *, pooling: str = "lasttoken"
+    ) -> NDArray[np.float64]:
         """The first `size` numbers of the vector of `tokens`, of length 1."""
         ids = torch.tensor([list(tokens)])
         with torch.inference_mode():
             states = self._model(input_ids=ids, attention_mask=torch.ones_like(ids))
-        vector = states.last_hidden_state[0, -1, :size].double()
+        found = states.last_hidden_state[0].double()
+        whole = found.mean(0) if pooling == "mean" else found[0 if pooling == "cls" else -1]
+        vector = whole[:size]
         return (vector / vector.norm()).numpy()

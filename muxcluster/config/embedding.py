@@ -4,7 +4,7 @@ modules.json lists what is applied one after the other: the model, what makes on
 hidden states of its tokens (pooling), and whether that gets length 1.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,29 +14,37 @@ from muxcluster.core.served import EmbeddingOutput
 
 MODULES = "modules.json"
 _LENGTH_FILE = "sentence_bert_config.json"
-_LAST_TOKEN = "lasttoken"
 _MODE = "pooling_mode"
+# of decoders and of encoders, and what else the files call them
+_LAST_TOKEN, _OF_ENCODERS = ("lasttoken",), ("cls", "mean")
+_NAMES = {"cls_token": "cls", "mean_tokens": "mean"}
 _KINDS = ["Transformer", "Pooling"]
 _NORMALIZE = "Normalize"
 
 Task = Literal["auto", "generate", "embed"]
 
 
-def embedding_of(directory: Path | None, size: int, task: Task) -> EmbeddingOutput | None:
+def embedding_of(
+    directory: Path | None, size: int, task: Task, *, is_encoder: bool = False
+) -> EmbeddingOutput | None:
     """Return what the model answers with if it gives embeddings; None: it generates.
 
     directory: None for a model without one. size: of its hidden states. task: `models[].task`;
     "auto" is "embed" where there is a modules.json. Raises LoadError naming the file that cannot
-    be read, or asks for anything but the last token's hidden state.
+    be read, or asks for what is not served; for an encoder also if nothing says how it pools.
     """
     has_modules = directory is not None and (directory / MODULES).is_file()
     if task == "generate" or (task == "auto" and not has_modules):
         return None
     if directory is None:
         return EmbeddingOutput(size)
-    is_normalised = _is_normalised(directory) if has_modules else True
+    if is_encoder and not has_modules:
+        raise LoadError(directory / MODULES, "no such file, which says how an encoder pools")
+    pooling, is_normalised = _LAST_TOKEN[0], True
+    if has_modules:
+        pooling, is_normalised = _pooled(directory, _OF_ENCODERS if is_encoder else _LAST_TOKEN)
     sizes = _shorter_sizes(directory / "config.json")
-    return EmbeddingOutput(size, is_normalised, sizes is None, sizes or ())
+    return EmbeddingOutput(size, pooling, is_normalised, sizes is None, sizes or ())
 
 
 def longest_input(directory: Path) -> int | None:
@@ -49,8 +57,8 @@ def longest_input(directory: Path) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-def _is_normalised(directory: Path) -> bool:
-    """Check the modules; return whether the last one normalises."""
+def _pooled(directory: Path, served: Sequence[str]) -> tuple[str, bool]:
+    """Check the modules; return the pooling, one of `served`, and whether the last normalises."""
     file = directory / MODULES
     modules = list(_modules(file))
     kinds = [kind for kind, _ in modules]
@@ -60,8 +68,7 @@ def _is_normalised(directory: Path) -> bool:
             f"asks for {', '.join(kinds) or 'no module'}; served are Transformer, Pooling and, if "
             "vectors have length 1, Normalize (models[].task generate serves the model's text)",
         )
-    _check_pooling(directory / modules[1][1] / "config.json")
-    return len(kinds) > 2
+    return _pooling(directory / modules[1][1] / "config.json", served), len(kinds) > 2
 
 
 def _modules(file: Path) -> Iterator[tuple[str, str]]:
@@ -74,8 +81,8 @@ def _modules(file: Path) -> Iterator[tuple[str, str]]:
         yield kind.rpartition(".")[2], folder
 
 
-def _check_pooling(file: Path) -> None:
-    """Raise LoadError unless the vector is the last token's hidden state."""
+def _pooling(file: Path, served: Sequence[str]) -> str:
+    """Return how the vector is made of hidden states. Raises LoadError unless it is `served`."""
     config = read_json_object(file)
     named = [
         name.removeprefix(f"{_MODE}_")
@@ -84,9 +91,11 @@ def _check_pooling(file: Path) -> None:
     ]
     given = config.get(_MODE, named)
     modes = [str(mode) for mode in given] if isinstance(given, list) else [str(given)]
-    if modes != [_LAST_TOKEN]:
-        asked = ", ".join(modes) or "nothing"
-        raise LoadError(file, f"pools by {asked:.80}; only {_LAST_TOKEN} is served")
+    modes = [_NAMES.get(mode, mode) for mode in modes]
+    if len(modes) != 1 or modes[0] not in served:
+        asked, known = ", ".join(modes) or "nothing", " and ".join(served)
+        raise LoadError(file, f"pools by {asked:.80}; served for this type of model: {known}")
+    return modes[0]
 
 
 def _shorter_sizes(file: Path) -> tuple[int, ...] | None:

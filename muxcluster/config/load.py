@@ -168,7 +168,12 @@ def _with_task(
 
     That token is nothing, and none of a request's decode jobs: the vector is its output.
     """
-    embedding = embedding_of(path, facts.shape.hidden_size, section.task)
+    embedding = embedding_of(
+        path, facts.shape.hidden_size, section.task, is_encoder=facts.is_encoder
+    )
+    if embedding is None and facts.is_encoder:
+        message = "it is an encoder, which generates no text, and has no modules.json of embeddings"
+        raise source.error((*at, "task"), message)
     if embedding is None:
         return section, facts
     refusal = "an embedding model has no output tokens"
@@ -179,9 +184,14 @@ def _with_task(
     if facts.is_dense or section.backend == "dense":
         key = "backend" if section.backend == "dense" else "task"
         raise source.error((*at, key), "the dense backend gives no embeddings")
+    if facts.is_encoder and section.backend != "auto":
+        raise source.error((*at, "backend"), "encoders have one of their own: leave it out")
     longest = None if path is None else longest_input(path)
     facts = replace(
-        facts, embedding=embedding, max_context=min(facts.max_context, longest or facts.max_context)
+        facts,
+        shape=replace(facts.shape, tied_embeddings=True),  # the output layer is left out
+        embedding=embedding,
+        max_context=min(facts.max_context, longest or facts.max_context),
     )
     fields = {**dict(section), "output_tokens": 1.0}
     return ModelSection.model_construct(section.model_fields_set, **fields), facts

@@ -11,6 +11,7 @@ class EmbeddingOutput:
     """What an embedding model answers with."""
 
     size: int  # numbers of a vector
+    pooling: str = "lasttoken"  # as `ModelSpec.pooling`
     is_normalised: bool = True  # vectors have length 1
     # Shorter vectors that keep their meaning, their first numbers, as the model was trained so
     # (Matryoshka, Kusupati et al. 2022)
@@ -80,7 +81,7 @@ class ModelStats:
     num_constrained: int = 0  # requests with a constraint that came
     mask_wait_s: float = 0.0  # of jobs, for what constraints allow
     num_forced: int = 0  # output tokens without a step of their own: constraints left no choice
-    backend: str = "paged"  # "paged" or "dense"; "auto" until the model is loaded
+    backend: str = "paged"  # "paged", "dense" or "encoder"; "auto" until the model is loaded
     # False while `rate_per_s` is the plan's, because no request has come
     is_rate_measured: bool = False
     weights: str = "resident"  # where they are: a `WeightState`

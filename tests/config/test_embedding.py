@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,11 @@ def write_in(name: str, text: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda path: as_embedder(path, pooling="mean_tokens"), "pools by mean_tokens; only"),
-        (write_in("1_Pooling/config.json", "{}"), "pools by nothing; only"),
+        (
+            lambda path: as_embedder(path, pooling="mean_tokens"),
+            "pools by mean; served for this type of model: lasttoken",
+        ),
+        (write_in("1_Pooling/config.json", "{}"), "pools by nothing; served"),
         (
             write_in("1_Pooling/config.json", '{"pooling_mode": ["cls", "max"]}'),
             "pools by cls, max",
@@ -170,15 +174,14 @@ def test_keys_that_contradict_the_task(
 @pytest.mark.parametrize(
     ("entries", "kind"),
     [
-        ({"model_type": "bert"}, "bert"),
-        ({"model_type": "xlm-roberta"}, "xlm-roberta"),
-        ({"model_type": "modernbert"}, "modernbert"),
+        ({"model_type": "albert"}, "albert"),
+        ({"model_type": "nomic_bert"}, "nomic_bert"),
         ({"is_causal": False}, "llama"),
         ({"use_bidirectional_attention": True}, "llama"),
     ],
 )
 @pytest.mark.parametrize("change", [nothing, as_embedder])
-def test_encoders_are_refused(
+def test_other_models_whose_tokens_attend_to_later_ones_are_refused(
     loaded: Callable[..., Config],
     entries: dict[str, Any],
     kind: str,
@@ -186,6 +189,53 @@ def test_encoders_are_refused(
 ) -> None:
     with pytest.raises(LoadError, match=f"config.json: tokens of {kind} attend to later ones"):
         loaded("", change, **entries)
+
+
+@pytest.mark.parametrize(
+    ("kind", "entries", "longest"),
+    [
+        ("bert", {}, 2048),
+        ("xlm-roberta", {"pad_token_id": 1}, 2046),
+        ("roberta", {}, 2046),
+        ("modernbert", {"pad_token_id": 7}, 2048),
+    ],
+)
+@pytest.mark.parametrize("mode", ["cls_token", "mean_tokens"])
+def test_encoders(
+    loaded: Callable[..., Config], kind: str, entries: dict[str, Any], longest: int, mode: str
+) -> None:
+    config = loaded("", partial(as_embedder, pooling=mode), model_type=kind, **entries)
+    pooling = mode.partition("_")[0]
+    (served,) = served_models(config)
+    assert served.embedding == EmbeddingOutput(SIZE, pooling)
+    assert served.max_model_len == longest
+    ((spec,),) = (unit.models for unit in unit_specs(config, plan_for(config)))
+    assert (spec.backend, spec.pooling, spec.embedding_size) == ("encoder", pooling, SIZE)
+    assert not spec.prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("keys", "change", "error", "message"),
+    [
+        ("", as_embedder, LoadError, "pools by lasttoken; served for this type of model: cls and"),
+        ("", nothing, ConfigError, r"models\[0\].task: it is an encoder, which generates no text"),
+        (", task: generate", as_embedder, ConfigError, r"models\[0\].task: it is an encoder"),
+        (", task: embed", nothing, LoadError, "modules.json: no such file, which says how"),
+        (", backend: paged", None, ConfigError, r"models\[0\].backend: encoders have one of their"),
+        (", quantize: int8", None, ConfigError, "runs no such weights"),
+        (", kv_dtype: int8", None, ConfigError, "an encoder keeps no keys and values"),
+    ],
+)
+def test_what_encoders_cannot(
+    loaded: Callable[..., Config],
+    keys: str,
+    change: Callable[[Path], object] | None,
+    error: type[Exception],
+    message: str,
+) -> None:
+    change = change or partial(as_embedder, pooling="mean_tokens")
+    with pytest.raises(error, match=message):
+        loaded(keys, change, model_type="bert")
 
 
 def test_a_shape_is_planned_as_an_embedding_model(write: Callable[[str], Path]) -> None:

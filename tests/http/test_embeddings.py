@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from muxcluster.demo.models import build_model
 from tests.batch.jobs import line_of
+from tests.engine.dense.test_encoders import encoder
 from tests.http.batches.clients import ended, read_lines, submit
 from tests.http.live_server import live_server
 from tests.models import as_embedder
@@ -45,11 +47,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(model: Path) -> Iterator[str]:
-    build_model(model.parent / "chat", "llama", seed=6)
+    chat = build_model(model.parent / "chat", "llama", seed=6)
+    as_embedder(encoder(model.parent / "encoder", "bert"), pooling="mean_tokens")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(chat / name, model.parent / "encoder" / name)
     content = {
         "models": [
             {"name": "embedder", "path": "embedder", "max_model_len": CONTEXT},
             {"name": "chat", "path": "chat", "max_model_len": 256},
+            {"name": "encoder", "path": "encoder"},
         ],
         "cluster": {"nodes": [{"name": "here", "gpu": "cpu", "cores": 1}]},
         "policy": {"partition": "none", "kv_gb": 0.1},
@@ -126,6 +132,15 @@ def test_one_text_and_token_ids(
         lists, client.embeddings.create(model="embedder", input=lists).data, strict=True
     ):
         check(each.embedding, oracle.embed(tokens))
+
+
+def test_an_encoder(client: openai.OpenAI, model: Path) -> None:
+    oracle = EmbeddingOracle(model.parent / "encoder")
+    lists = [[3 + (i * j) % 300 for j in range(1, 2 + i)] for i in range(0, 120, 7)]
+    answer = client.embeddings.create(model="encoder", input=lists)
+    for tokens, each in zip(lists, answer.data, strict=True):
+        check(each.embedding, oracle.embed(tokens, pooling="mean"))
+    assert answer.usage.prompt_tokens == sum(map(len, lists))
 
 
 def test_shorter_vectors(

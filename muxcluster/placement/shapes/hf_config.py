@@ -35,6 +35,13 @@ _UNGATED = frozenset(
         "biogpt",
         "arcee",
         "apertus",
+        "bert",
+        "camembert",
+        "distilbert",
+        "electra",
+        "mpnet",
+        "roberta",
+        "xlm-roberta",
     }
 )
 _TIED = frozenset(
@@ -64,7 +71,7 @@ _LEARNED_POSITIONS = frozenset({"opt", "gpt2", "gpt_neo", "gpt_bigcode", "biogpt
 _MULTI_QUERY = frozenset({"falcon", "gpt_bigcode"})
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-    "hidden_size": ("hidden_size", "n_embd", "d_model", "n_embed"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "n_embed", "dim"),
     "num_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads"),
     "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
     "head_dim": ("head_dim",),
@@ -72,7 +79,9 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "max_position": (
         *("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"),
     ),
-    "intermediate_size": ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"),
+    "intermediate_size": (
+        *("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "hidden_dim"),
+    ),
     "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "experts_per_token"),
     "expert_size": ("moe_intermediate_size",),
@@ -107,13 +116,13 @@ _NO_ATTENTION: Mapping[str, int] = {
     "head_dim": 1,
     "intermediate_size": 0,
 }
-# Tokens of these attend to later ones too, unless is_decoder makes causal language models of them.
+# Tokens of these attend to later ones too, unless is_decoder makes causal language models of them;
+# those that are served are in families.py.
 _ENCODERS = frozenset(
     {
-        *("albert", "bert", "big_bird", "camembert", "convbert", "data2vec-text", "deberta"),
-        *("deberta-v2", "distilbert", "electra", "ernie", "eurobert", "longformer", "mobilebert"),
-        *("modernbert", "mpnet", "nomic_bert", "roberta", "roformer", "xlm-roberta"),
-        *("xlm-roberta-xl", "xmod"),
+        *("albert", "big_bird", "convbert", "data2vec-text", "deberta", "deberta-v2", "ernie"),
+        *("eurobert", "longformer", "mobilebert", "nomic_bert", "roformer", "xlm-roberta-xl"),
+        "xmod",
     }
 )
 _UNSUPPORTED: Mapping[str, str] = {
