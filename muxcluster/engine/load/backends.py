@@ -35,7 +35,9 @@ def load(
         if group is not None:
             message = "encoders are not divided over GPUs"
             raise LoadError(Path(spec.path, "config.json"), message)
-        return load_encoder(spec, device)
+        encoder = load_encoder(spec, device)
+        logger.info("%s: encoder backend: its tokens attend to later ones", spec.name)
+        return encoder
     reason = "its configuration asks for it"
     if spec.backend != "dense":
         try:
