@@ -24,7 +24,10 @@ from muxcluster.engine.steps.runner import UnitRunner
 from muxcluster.engine.unit import in_process
 from muxcluster.engine.unit.unit import Unit
 from muxcluster.http.calls.embedding import SAMPLING
+from tests.amounts import slow
 from tests.engine.fakes import Sink
+from tests.engine.gpu.conftest import fake_control
+from tests.engine.gpu.test_mps_workers import WORKERS, ShareRecorder
 from tests.engine.live_units import RecordingExecutor, workers_of
 from tests.engine.parallel.ranks import over_ranks
 from tests.engine.residency.moved import in_turns
@@ -168,6 +171,26 @@ def test_over_two_ranks(
         sink.wait_for_ends(len(texts))
         check_vectors(sink, texts, vectors_of)
         check_nothing_leaks(unit)
+
+
+@slow
+def test_workers_that_map_the_owners_memory(
+    embedders: Mapping[str, Path],
+    vectors_of: Mapping[str, EmbeddingOracle],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU under MPS: workers make the models anew, without data and output layers."""
+    fake_control(tmp_path, monkeypatch)
+    two = {name: embedders[name] for name in ("qwen3", "opt")}
+    spec = replace(unit_of(two), workers=WORKERS, num_threads=2)
+    texts = texts_of(spec, list(two))
+    executor = ShareRecorder(spec)
+    with running(spec, executor) as (unit, sink):
+        embed(unit, texts)
+        sink.wait_for_ends(len(texts))
+        check_vectors(sink, texts, vectors_of)
+        assert executor.misfortunes == []
 
 
 def test_in_memory_for_one_of_two(
