@@ -22,7 +22,7 @@ contents = (
     (
         "Guides",
         "guides",
-        "plan quantised simulate openai-api other-apis structured-outputs tools "
+        "plan quantised simulate openai-api other-apis embeddings structured-outputs tools "
         "interactive-and-batch batch-jobs any-model monitoring upgrades",
     ),
     (

@@ -39,3 +39,23 @@ def tiny_config(**more: Any) -> str:
         "max_position_embeddings": 512,
     }
     return json.dumps({**config, **more})
+
+
+def as_embedder(directory: Path, *, pooling: str = "lasttoken", normalises: bool = True) -> Path:
+    """Make the model in `directory` one of sentence-transformers: write its files."""
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalises else [])]
+    modules = [
+        {
+            "idx": index,
+            "name": str(index),
+            "path": f"{index}_{kind}" if index else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for index, kind in enumerate(kinds)
+    ]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_Pooling").mkdir()
+    names = ("cls_token", "mean_tokens", "max_tokens", "lasttoken")
+    config = {f"pooling_mode_{name}": name == pooling for name in names}
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    return directory

@@ -5,9 +5,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    DynamicCache,
+    GenerationConfig,
+)
 
 NEAR_TIE = 1e-4
 """A mismatch is excused only where the two best logits of the oracle are closer than this."""
@@ -99,3 +107,22 @@ class GreedyOracle:
             )
             self.num_near_ties += 1
             done += wrong + 1
+
+
+class EmbeddingOracle:
+    """Pooled last hidden states by `transformers` in fp32, one text at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        self._model = AutoModel.from_pretrained(directory, dtype=torch.float32).eval()
+
+    def embed(
+        self, tokens: Sequence[int], size: int | None = None, *, pooling: str = "lasttoken"
+    ) -> NDArray[np.float64]:
+        """The first `size` numbers of the vector of `tokens`, of length 1."""
+        ids = torch.tensor([list(tokens)])
+        with torch.inference_mode():
+            states = self._model(input_ids=ids, attention_mask=torch.ones_like(ids))
+        found = states.last_hidden_state[0].double()
+        whole = found.mean(0) if pooling == "mean" else found[0 if pooling == "cls" else -1]
+        vector = whole[:size]
+        return (vector / vector.norm()).numpy()

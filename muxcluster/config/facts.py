@@ -8,7 +8,14 @@ from typing import Any
 from muxcluster.core.errors import LoadError
 from muxcluster.core.inputs.json_file import read_json_object
 from muxcluster.core.kvshape import KvDtype
-from muxcluster.placement.shapes.families import runs_dense, undivided, undivided_shape
+from muxcluster.core.served import EmbeddingOutput
+from muxcluster.placement.shapes.families import (
+    is_encoder,
+    num_lost_positions,
+    runs_dense,
+    undivided,
+    undivided_shape,
+)
 from muxcluster.placement.shapes.known import shape_named
 from muxcluster.placement.shapes.shape import ModelShape, ShapeError
 from muxcluster.placement.shapes.weight_format import QUANTIZE, QUANTIZE_HEAD
@@ -26,7 +33,9 @@ class ModelFacts:
     max_context: int  # most tokens of a sequence
     undivided: str = ""  # why it cannot be divided over GPUs, "" if it can, sizes aside
     is_dense: bool = False  # it runs on the dense backend alone
+    is_encoder: bool = False  # it gives embeddings and nothing else
     is_rounded: bool = False  # ordinary weights, quantised whenever they are loaded
+    embedding: EmbeddingOutput | None = None  # None: it generates text
 
 
 def read_facts(directory: Path) -> ModelFacts:
@@ -38,9 +47,9 @@ def read_facts(directory: Path) -> ModelFacts:
     config = read_json_object(directory / "config.json")
     try:
         shape = ModelShape.from_hf_config(config)
-        check_quantised(shape, is_dense=runs_dense(config))
+        check_quantised(shape, is_dense=runs_dense(config) or is_encoder(config))
         text = config.get("text_config") or config
-        max_context = _max_context(text, shape.max_position)
+        max_context = _max_context(text, shape.max_position) - num_lost_positions(config)
     except ShapeError as error:
         raise LoadError(directory / "config.json", str(error)) from error
     file = directory / "generation_config.json"
@@ -56,6 +65,7 @@ def read_facts(directory: Path) -> ModelFacts:
         max_context,
         undivided(config),
         is_dense=runs_dense(config),
+        is_encoder=is_encoder(config),
     )
 
 
@@ -71,7 +81,7 @@ def quantised(facts: ModelFacts, quantize: str) -> ModelFacts:
         raise ShapeError(f"the checkpoint's weights are quantised already: {stored.name}")
     head = None if facts.shape.tied_embeddings else QUANTIZE_HEAD[quantize]
     shape = replace(facts.shape, weights=asked, head=head)
-    check_quantised(shape, is_dense=facts.is_dense)
+    check_quantised(shape, is_dense=facts.is_dense or facts.is_encoder)
     return replace(facts, shape=shape, is_rounded=True)
 
 
@@ -83,6 +93,8 @@ def with_kv_dtype(facts: ModelFacts, kv_dtype: KvDtype) -> ModelFacts:
     shape = facts.shape
     if kv_dtype == shape.kv_dtype:
         return facts
+    if kv_dtype != "auto" and facts.is_encoder:
+        raise ShapeError("an encoder keeps no keys and values")
     if kv_dtype != "auto" and (facts.is_dense or shape.num_state_layers):
         reason = (
             "the dense backend, which this type of model needs"
@@ -98,7 +110,7 @@ def with_kv_dtype(facts: ModelFacts, kv_dtype: KvDtype) -> ModelFacts:
 def check_quantised(shape: ModelShape, *, is_dense: bool) -> None:
     """Raise ShapeError if the shape has quantised weights that no backend runs."""
     if shape.weights is not None and is_dense:
-        raise ShapeError("the dense backend, which this type of model needs, runs no such weights")
+        raise ShapeError("the backend that this type of model needs runs no such weights")
     if shape.weights is not None and shape.num_experts > 1:
         raise ShapeError("quantised weights of a mixture of experts cannot be served")
     if shape.weights is not None and shape.num_state_layers:

@@ -19,10 +19,14 @@ except ImportError:  # the base install plans for shapes and directories only
 _ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>\w[\w./-]{0,254}))?"
 )
-_CONFIG = ("config.json", "generation_config.json")
+_CONFIG = (
+    *("config.json", "generation_config.json"),
+    *("modules.json", "sentence_bert_config.json", "*_Pooling/config.json"),
+)
 _TEXT = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
-# Folders hold other formats (onnx/, original/), consolidated files the same weights once more.
-_IGNORED = ("*/*", "consolidated*")
+# Folders hold other formats (onnx/, original/), but those of sentence-transformers (1_Pooling/);
+# consolidated files hold the same weights once more.
+_IGNORED = ("[!0-9]*/*", "consolidated*")
 
 
 class Wanted(Enum):

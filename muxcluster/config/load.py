@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from muxcluster.config.embedding import embedding_of, longest_input
 from muxcluster.config.facts import (
     ModelFacts,
     known_facts,
@@ -172,6 +173,7 @@ def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredMode
     else:
         path = _directory(section, (*at, "path"), source)
         facts = read_facts(path)
+    section, facts = _with_task(section, path, facts, at, source)
     longest = facts.max_context
     length = section.max_model_len or longest
     if length > longest:
@@ -182,6 +184,42 @@ def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredMode
     _check_lengths(section, length, at, source)
     _check_backlog(section, length, at, source)
     return ConfiguredModel(section, path, facts, length)
+
+
+def _with_task(
+    section: ModelSection, path: Path | None, facts: ModelFacts, at: Location, source: _Source
+) -> tuple[ModelSection, ModelFacts]:
+    """Return section and facts of a model with its task; an embedding model has one output token.
+
+    That token is nothing, and none of a request's decode jobs: the vector is its output.
+    """
+    embedding = embedding_of(
+        path, facts.shape.hidden_size, section.task, is_encoder=facts.is_encoder
+    )
+    if embedding is None and facts.is_encoder:
+        message = "it is an encoder, which generates no text, and has no modules.json of embeddings"
+        raise source.error((*at, "task"), message)
+    if embedding is None:
+        return section, facts
+    refusal = "an embedding model has no output tokens"
+    if "output_tokens" in section.model_fields_set and section.output_tokens != 1:
+        raise source.error((*at, "output_tokens"), refusal)
+    if section.batch is not None and section.batch.output_tokens not in (None, 1):
+        raise source.error((*at, "batch", "output_tokens"), refusal)
+    if facts.is_dense or section.backend == "dense":
+        key = "backend" if section.backend == "dense" else "task"
+        raise source.error((*at, key), "the dense backend gives no embeddings")
+    if facts.is_encoder and section.backend != "auto":
+        raise source.error((*at, "backend"), "encoders have one of their own: leave it out")
+    longest = None if path is None else longest_input(path)
+    facts = replace(
+        facts,
+        shape=replace(facts.shape, tied_embeddings=True),  # the output layer is left out
+        embedding=embedding,
+        max_context=min(facts.max_context, longest or facts.max_context),
+    )
+    fields = {**dict(section), "output_tokens": 1.0}
+    return ModelSection.model_construct(section.model_fields_set, **fields), facts
 
 
 def _quantised(

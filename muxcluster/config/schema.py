@@ -167,6 +167,9 @@ class ModelSection(Section):
     `reasoning_content`: `think` (`<think>`), `mistral` (`[THINK]`), `seed` (`<seed:think>`),
     `harmony` (gpt-oss: the channel `analysis`); `auto` takes those of its chat template or
     vocabulary; with `none`, all of the output is content."""
+    task: Literal["auto", "generate", "embed"] = "auto"
+    """What the model answers with: `generate` is text, `embed` a vector (`/v1/embeddings`), `auto`
+    is `embed` for a directory of sentence-transformers, with a `modules.json`, else `generate`."""
     trust_remote_code: bool = False
     """Code in the model's directory may run, with all rights of the server."""
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from muxcluster.config.load import Config, ConfiguredModel
 from muxcluster.config.planner_input import dtype_of, engine_gpu, nodes_of, problem
+from muxcluster.core.backends import ENCODER
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.request import Slo
 from muxcluster.core.residency import Residency
@@ -67,6 +68,7 @@ def served_models(config: Config) -> tuple[ServedModel, ...]:
             slo=_slo(model),
             tool_format=model.section.tool_format,
             reasoning=model.section.reasoning,
+            embedding=model.facts.embedding,
         )
         for model in config.models
     )
@@ -120,7 +122,10 @@ def _check_rooms(config: Config, found: Sequence[UnitSpec]) -> None:
 
 
 def _served(config: Config, spec: ModelSpec, model: ConfiguredModel, dtype: str) -> ModelSpec:
-    section = model.section
+    section, embedding = model.section, model.facts.embedding
+    if embedding is not None:
+        spec = replace(spec, embedding_size=embedding.size, pooling=embedding.pooling)
+    is_encoder = model.facts.is_encoder
     return replace(
         spec,
         path=_path(config, model),
@@ -129,7 +134,8 @@ def _served(config: Config, spec: ModelSpec, model: ConfiguredModel, dtype: str)
         load_format=section.load_format,
         seed=section.seed,
         quantize="" if section.quantize == "none" else section.quantize,
-        backend=section.backend,
+        backend=ENCODER if is_encoder else section.backend,
+        prefix_caching=spec.prefix_caching and not is_encoder,
         trust_remote_code=section.trust_remote_code,
     )
 

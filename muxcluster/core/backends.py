@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from muxcluster.core.padded import PaddedLimit
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 
-PAGED, DENSE = "paged", "dense"
+PAGED, DENSE, ENCODER = "paged", "dense", "encoder"
 
 # Names in a configuration of how far layers look back, or of blocks that they do not look beyond.
 WINDOW_NAMES = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")

@@ -1,7 +1,7 @@
 """Output of a unit: tokens of a step in arrays, and objects for the rare events."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -83,6 +83,7 @@ class StepOutput:
     logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
     events: tuple[Event, ...] = ()  # a request's `Finished` never comes before its tokens
+    vectors: Mapping[int, bytes] = field(default_factory=dict)  # as in `JobResult`, keyed by row
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class TokenDelta:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finished: Finished | None = None
     rejected: Rejected | None = None
+    vector: bytes = b""  # of a request of an embedding model, with its only token; float32
 
 
 def merge(first: TokenDelta, second: TokenDelta) -> TokenDelta:
@@ -107,4 +109,5 @@ def merge(first: TokenDelta, second: TokenDelta) -> TokenDelta:
         prompt_logprobs=first.prompt_logprobs + second.prompt_logprobs,
         finished=first.finished or second.finished,
         rejected=first.rejected or second.rejected,
+        vector=first.vector or second.vector,
     )

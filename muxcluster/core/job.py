@@ -168,3 +168,6 @@ class JobResult:
     # Row -> why its constraint could not be followed; its tokens are noise
     refused_rows: Mapping[int, str] = field(default_factory=dict)
     mask_wait_s: float = 0.0  # part of `seconds`: waiting for what constraints allow
+    # Row -> the last hidden state of its last token as bytes of float32, for rows of embedding
+    # models that sampled
+    vectors: Mapping[int, bytes] = field(default_factory=dict)

@@ -7,6 +7,26 @@ from muxcluster.core.request import Slo
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """What an embedding model answers with."""
+
+    size: int  # numbers of a vector
+    pooling: str = "lasttoken"  # as `ModelSpec.pooling`
+    is_normalised: bool = True  # vectors have length 1
+    # Shorter vectors that keep their meaning, their first numbers, as the model was trained so
+    # (Matryoshka, Kusupati et al. 2022)
+    has_any_dimensions: bool = False  # every smaller number
+    dimensions: tuple[int, ...] = ()  # or these
+
+    def allows(self, dimensions: int) -> bool:
+        """Return whether vectors may be cut to so many numbers."""
+        if dimensions == self.size:
+            return True
+        is_cut = 0 < dimensions < self.size
+        return is_cut and (self.has_any_dimensions or dimensions in self.dimensions)
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """One entry of `/v1/models` and what the edge validates requests against."""
 
@@ -18,6 +38,7 @@ class ServedModel:
     slo: Slo | None = None
     tool_format: str = "auto"  # `models[].tool_format` of the file
     reasoning: str = "auto"  # `models[].reasoning` of the file
+    embedding: EmbeddingOutput | None = None  # None: it generates
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +81,7 @@ class ModelStats:
     num_constrained: int = 0  # requests with a constraint that came
     mask_wait_s: float = 0.0  # of jobs, for what constraints allow
     num_forced: int = 0  # output tokens without a step of their own: constraints left no choice
-    backend: str = "paged"  # "paged" or "dense"; "auto" until the model is loaded
+    backend: str = "paged"  # "paged", "dense" or "encoder"; "auto" until the model is loaded
     # False while `rate_per_s` is the plan's, because no request has come
     is_rate_measured: bool = False
     weights: str = "resident"  # where they are: a `WeightState`

@@ -44,7 +44,8 @@ class ModelSpec:
     slo: Slo | None = None
     weight_bytes: int = 0  # read by every step, beside the KV; 0: not known
     # "paged" (our attention over the unit's blocks), "dense" (the model's own attention and cache)
-    # or "auto" (paged where the model allows it)
+    # "encoder" (every token attends to all of its text; nothing is kept), or "auto" (paged where
+    # the model allows it, else dense)
     backend: str = "auto"
     trust_remote_code: bool = False  # code in its directory may run
     padded: PaddedLimit | None = None  # of its padded batches, if any; known once it is loaded
@@ -56,6 +57,12 @@ class ModelSpec:
     # What it takes of `UnitSpec.resident_bytes` while it is resident: weights, tables, histories
     resident_bytes: int = 0
     wake_s: float = 0.0  # predicted seconds until parked weights are resident again
+    # Numbers of a hidden state of an embedding model, whose requests end with that of their last
+    # prompt token and a token that means nothing; 0: the model generates
+    embedding_size: int = 0
+    # Which last hidden states make the vector: "lasttoken" (decoders), "cls" (the first token's) or
+    # "mean" (of all tokens; backend "encoder" alone)
+    pooling: str = "lasttoken"
 
     @property
     def num_rows(self) -> int:

@@ -23,6 +23,7 @@ from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.metrics.units import UnitMetrics
 from muxcluster.http.routes.batches import batch_routes
 from muxcluster.http.routes.documents import DocumentedApp
+from muxcluster.http.routes.embeddings import embedding_routes
 from muxcluster.http.routes.files import file_routes
 from muxcluster.http.routes.generation import generation_routes
 from muxcluster.http.routes.live import live_routes
@@ -92,13 +93,12 @@ def create_app(
     app = DocumentedApp(title="muxcluster", version=__version__, lifespan=lifespan)
     app.state.service = service
     app.state.on_refused_head = metrics.refused_head
-    app.include_router(generation_routes(service, lenient=settings.lenient))
+    for routes in (generation_routes, embedding_routes, message_routes, response_routes):
+        app.include_router(routes(service, lenient=settings.lenient))
     app.include_router(model_routes(texts, settings))
     app.include_router(status_routes(backend, texts, metrics, keys))
     app.include_router(weight_routes(backend, settings))
     app.include_router(live_routes(view, metrics.recent))
-    app.include_router(message_routes(service, lenient=settings.lenient))
-    app.include_router(response_routes(service, lenient=settings.lenient))
     if key_service is not None:
         app.include_router(usage_routes(key_service))
     if batch_service is not None:

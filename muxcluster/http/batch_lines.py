@@ -8,20 +8,22 @@ from dataclasses import replace
 from typing import Any
 
 from muxcluster.batch.service.answers import Answer, OnTokens
-from muxcluster.batch.store.entry import CHAT, Entry
+from muxcluster.batch.store.entry import CHAT, EMBEDDINGS, Entry
 from muxcluster.batch.store.job import Use
 from muxcluster.batch.store.results import answered
 from muxcluster.batch.store.store import Result
 from muxcluster.core.batch_part import LinePlace
 from muxcluster.core.errors import EngineFailure, PoisonRequest, RequestError, Unavailable
+from muxcluster.http.answers.embeddings import embeddings
 from muxcluster.http.answers.responses import Deltas, whole
 from muxcluster.http.answers.wire import ChatWire, CompletionWire
 from muxcluster.http.calls.call import Call, RequestHead, Tokenised
 from muxcluster.http.calls.choice import ChoiceDelta
+from muxcluster.http.calls.embedding import VectorForm
 from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.errors import http_error
 from muxcluster.http.service import CompletionService
-from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
+from muxcluster.text.schemas import ChatBody, CompletionBody, EmbeddingBody, GenerationBody
 from muxcluster.text.validation.body import parse
 
 NO_LIMIT_S = 1e9  # a line may wait as long as its batch
@@ -55,12 +57,13 @@ class LineAnswerer:
         num_failures = 0
         while True:
             try:
-                call = await self._call(entry, request_id, tokenised)
-                body = await self._run(entry, replace(call, line=place), counter)
+                asked = body_of(entry, lenient=self._lenient)
+                call = await self._call(asked, request_id, tokenised)
+                body = await self._run(asked, replace(call, line=place), counter)
                 use = _use(body)
                 self.used += use
                 result = replace(answered(line, entry.custom_id, request_id, body), use=use)
-                return Answer(result, use.output // len(body["choices"]))
+                return Answer(result, None if call.embeds else use.output // len(body["choices"]))
             except Unavailable as error:
                 await asyncio.sleep(min(MAX_PAUSE_S, error.retry_after_s))
             except (RequestError, PoisonRequest) as error:
@@ -70,14 +73,25 @@ class LineAnswerer:
                 if num_failures == MOST_FAILURES:
                     return Answer(_failed(line, entry, request_id, error), None)
 
-    async def _call(self, entry: Entry, request_id: str, tokenised: Tokenised | None) -> Call:
-        body = body_of(entry, lenient=self._lenient)
-        call = await self._service.prepare(body, RequestHead(request_id), tokenised)
+    async def _call(
+        self, body: GenerationBody | EmbeddingBody, request_id: str, tokenised: Tokenised | None
+    ) -> Call:
+        head = RequestHead(request_id)
+        if isinstance(body, EmbeddingBody):
+            call = await self._service.prepare_embeddings(body, head, tokenised)
+            return replace(call, timeout_s=NO_LIMIT_S, most_at_once=None)
+        call = await self._service.prepare(body, head, tokenised)
         return replace(call, timeout_s=NO_LIMIT_S)
 
-    async def _run(self, entry: Entry, call: Call, counter: "_TokenCounter") -> dict[str, Any]:
+    async def _run(
+        self, body: GenerationBody | EmbeddingBody, call: Call, counter: "_TokenCounter"
+    ) -> dict[str, Any]:
         with call.admission:
-            return await whole(call, counter.of(self._service.stream(call)), _wire(entry, call))
+            deltas = counter.of(self._service.stream(call))
+            if isinstance(body, EmbeddingBody):
+                return await embeddings(call, deltas, VectorForm.of(body, call.model))
+            wire = ChatWire(call) if isinstance(body, ChatBody) else CompletionWire(call)
+            return await whole(call, deltas, wire)
 
 
 class _TokenCounter:
@@ -97,15 +111,13 @@ class _TokenCounter:
                 yield delta
 
 
-def body_of(entry: Entry, *, lenient: bool) -> GenerationBody:
+def body_of(entry: Entry, *, lenient: bool) -> GenerationBody | EmbeddingBody:
     """Return the entry's checked body, as batch class. Raises RequestError."""
     fields = {**entry.body, "service_tier": "flex"}
+    if entry.url == EMBEDDINGS:
+        return parse(EmbeddingBody, fields, lenient=lenient)
     schema = ChatBody if entry.url == CHAT else CompletionBody
     return parse(schema, fields, lenient=lenient)
-
-
-def _wire(entry: Entry, call: Call) -> ChatWire | CompletionWire:
-    return ChatWire(call) if entry.url == CHAT else CompletionWire(call)
 
 
 def _use(body: dict[str, Any]) -> Use:

@@ -28,6 +28,14 @@ from muxcluster.http.calls.admission import Admission, Gate
 from muxcluster.http.calls.call import Call, Prompt, RequestHead, Tokenised
 from muxcluster.http.calls.call_stream import CallStream
 from muxcluster.http.calls.choice import ChoiceDelta, ChoiceText, one_by_one
+from muxcluster.http.calls.embedding import (
+    MOST_AT_ONCE,
+    SAMPLING,
+    check_generates,
+    embedding_prompts,
+    output_of,
+    texts_of,
+)
 from muxcluster.http.calls.model_text import ModelText, ModelTexts, off_loop
 from muxcluster.http.calls.output import constrained, output_rules
 from muxcluster.http.errors import rejection
@@ -35,7 +43,13 @@ from muxcluster.http.metrics.record import RequestRecord
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.settings import ApiSettings
 from muxcluster.router.backend import Backend
-from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
+from muxcluster.text.schemas import (
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    GenerationBody,
+    TextsBody,
+)
 from muxcluster.text.tools.asked import AskedTools, asked_tools, num_schema_chars
 from muxcluster.text.tools.output import OutputRules
 from muxcluster.text.validation.body import parse
@@ -101,6 +115,7 @@ class CompletionService:
         """
         check_stream_options(body)
         model = self._permitted(body, head)
+        check_generates(model)
         asked = await self._tools(body)
         sampling = sampling_params(body, model.served, seed=secrets.randbits(63))
         num_choices = (body.n or 1) * num_prompts(body)
@@ -114,7 +129,8 @@ class CompletionService:
             rules = _rules(body, model, asked, tokenised)
             if rules is not None:
                 sampling = constrained(sampling, model, asked, rules)
-            await _reserve(head, tokenised, body.n or 1)
+            num_output = (body.n or 1) * sum(each.max_tokens for each in tokenised.prompts)
+            await _reserve(head, tokenised, num_output)
         except BaseException:
             admission.release()
             raise
@@ -142,12 +158,52 @@ class CompletionService:
             output=rules if rules is not None and rules.has_effect else None,
         )
 
-    def _permitted(self, body: GenerationBody, head: RequestHead) -> ModelText:
+    def _permitted(self, body: GenerationBody | TextsBody, head: RequestHead) -> ModelText:
         """Return the body's model. Raises RequestError if it is not served, or not for the key."""
         model = self._texts.find(body.model, head.models)
         if head.meter is not None:
             head.meter.check_class(service_class(body))
         return model
+
+    async def prepare_embeddings(
+        self, body: TextsBody, head: RequestHead, tokenised: Tokenised | None = None
+    ) -> Call:
+        """As `prepare`, for the vectors of texts; a call takes few places of a queue at a time."""
+        model = self._permitted(body, head)
+        output_of(model)
+        texts = texts_of(body)
+        of_class = service_class(body)
+        most = min(len(texts), MOST_AT_ONCE, self._settings.queues.of(of_class))
+        admission = self._admit(model.served.name, of_class, most)
+        try:
+            if tokenised is None or tokenised.model is not model:
+                work = partial(embedding_prompts, body, model, texts)
+                num_chars = sum(len(text.content) for text in texts)
+                prompts = await off_loop(work, num_chars, self._settings.inline_chars)
+                tokenised = Tokenised(model, prompts)
+            targets = slo(body.slo, model.served.slo)
+            await _reserve(head, tokenised)
+        except BaseException:
+            admission.release()
+            raise
+        call_id = body.request_id or head.request_id
+        return Call(
+            call_id=f"embd-{call_id}",
+            engine_id=f"{call_id}-{uuid.uuid4().hex[:12]}",
+            model=model,
+            prompts=tokenised.prompts,
+            n=1,
+            sampling=SAMPLING,
+            head=head,
+            admission=admission,
+            timeout_s=self.time_limit_s(head),
+            service_class=of_class,
+            slo=targets,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            embeds=True,
+            most_at_once=most,
+        )
 
     def time_limit_s(self, head: RequestHead) -> float:
         """Return how long a call may take: the client's limit or the server's, the shorter one."""
@@ -265,8 +321,12 @@ class CompletionService:
             logger.info("%s is not woken: %s", model, error)
 
 
-def tokenise(body: GenerationBody, model: ModelText) -> Tokenised:
+def tokenise(body: GenerationBody | EmbeddingBody, model: ModelText) -> Tokenised:
     """Return the body's prompts, tokenised on this thread. Raises RequestError."""
+    if isinstance(body, EmbeddingBody):
+        output_of(model)
+        return Tokenised(model, embedding_prompts(body, model, texts_of(body)))
+    check_generates(model)
     if isinstance(body, ChatBody):
         text = model.render(body, chat_messages(body.messages), _asked(body))
         return Tokenised(model, (_chat_prompt(body, model, text),))
@@ -275,14 +335,14 @@ def tokenise(body: GenerationBody, model: ModelText) -> Tokenised:
     return Tokenised(model, tuple(prompts))
 
 
-async def _reserve(head: RequestHead, tokenised: Tokenised, num_choices: int) -> None:
+async def _reserve(head: RequestHead, tokenised: Tokenised, num_output_tokens: int = 0) -> None:
     """Take a call's tokens from the limits of its key. Raises Overloaded over one.
 
-    num_choices: of each prompt.
+    num_output_tokens: the most that it may have.
     """
     if head.meter is not None:
-        num_output = num_choices * sum(each.max_tokens for each in tokenised.prompts)
-        await head.meter.reserve(tokenised.model.served.name, tokenised.num_tokens, num_output)
+        model = tokenised.model.served.name
+        await head.meter.reserve(model, tokenised.num_tokens, num_output_tokens)
 
 
 def _asked(body: ChatBody) -> AskedTools | None:

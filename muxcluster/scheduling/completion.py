@@ -101,6 +101,7 @@ class Completion:
             _cut_logprobs(result.logprobs, done.kept),
             prompt_logprobs,
             tuple(events),
+            {row: each for row, each in result.vectors.items() if done.kept[row]},
         )
 
     def _break_off(self, model: ModelState, job: Job, result: JobResult) -> Mapping[int, Fault]:

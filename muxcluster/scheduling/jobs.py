@@ -172,6 +172,7 @@ def result_without_ended(job: Job, left: Job, result: JobResult) -> JobResult:
         refused_rows={
             places[row]: why for row, why in result.refused_rows.items() if row in places
         },
+        vectors={places[row]: each for row, each in result.vectors.items() if row in places},
     )
 
 

@@ -50,6 +50,7 @@ Stops = Annotated[list[NonEmpty], Field(max_length=MAX_STOPS), BeforeValidator(_
 # vLLM's clients send objects, SGLang's their JSON text
 JsonObject = Annotated[dict[str, Any], BeforeValidator(_from_json_text)]
 Choices = Annotated[list[str], Field(min_length=1)]
+Texts = Annotated[list[str], Field(min_length=1), BeforeValidator(_as_list)]
 
 
 class StreamOptions(BaseModel):
@@ -166,6 +167,46 @@ class CompletionBody(GenerationBody):
     prompt: Any
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+
+class TextsBody(BaseModel):
+    """Fields that all routes of embedding models share."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: NonEmpty
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=INT64)] | None = None
+    add_special_tokens: bool | None = None
+    service_tier: Literal["auto", "default", "priority", "scale", "flex"] | None = None
+    slo: SloBody | None = None
+    priority: Int64 | None = None
+    cache_salt: Annotated[str, Field(max_length=128, pattern=r"^[^@/\\\x00]*$")] | None = None
+    request_id: Identifier | None = None
+
+
+class EmbeddingBody(TextsBody):
+    """POST /v1/embeddings. `input` is checked by `validation_prompts`."""
+
+    input: Any
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, lt=INT64)] | None = None
+
+
+class ScoreBody(TextsBody):
+    """POST /v1/score: how near texts are. text_1: one, or as many as text_2 has."""
+
+    text_1: Texts
+    text_2: Texts
+
+
+class RerankBody(TextsBody):
+    """POST /v1/rerank: documents, the nearest to a query first. return_documents: their texts too,
+    by default."""
+
+    query: str
+    documents: Annotated[list[str], Field(min_length=1)]
+    top_n: Annotated[int, Field(ge=1, lt=INT64)] | None = None
+    return_documents: bool | None = None
 
 
 class FunctionBody(BaseModel):

@@ -2,8 +2,10 @@
 
 import io
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from muxcluster.cli.batch_server.client import BatchServer
 from muxcluster.cli.server.serving import announce
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.inputs.web_url import checked_url
-from muxcluster.core.served import ServedModel
+from muxcluster.core.served import EmbeddingOutput, ServedModel
 from tests.cli.calls import call, refusal
 from tests.local_http import QuietHandler, running
 
@@ -204,3 +206,17 @@ def test_a_path_with_brackets_is_shown_as_it_is() -> None:
     console = Console(file=shown, soft_wrap=True)
     announce(console, [model], "http://127.0.0.1:1")
     assert "from /models/[red]/x\n" in shown.getvalue()
+
+
+def test_the_call_to_paste_is_one_that_its_model_answers() -> None:
+    chat = ServedModel("chat", "/models/chat", 128, 100, (0,))
+    vectors = replace(chat, name="vectors", embedding=EmbeddingOutput(64))
+    for models, route, name in (
+        ([vectors], "/v1/embeddings", "vectors"),
+        ([vectors, chat], "/v1/chat/completions", "chat"),
+    ):
+        shown = io.StringIO()
+        announce(Console(file=shown, soft_wrap=True), models, "http://127.0.0.1:1")
+        command = shlex.split(shown.getvalue().splitlines()[-1])
+        assert command[1] == f"http://127.0.0.1:1{route}"
+        assert json.loads(command[-1])["model"] == name

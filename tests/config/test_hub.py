@@ -13,7 +13,7 @@ import pytest
 from muxcluster.config.hub import HubId
 from tests.conftest import ROOT
 from tests.hub import TOKEN, Hub, Repository, running_hub
-from tests.models import tiny_config
+from tests.models import as_embedder, tiny_config
 
 FILES = {
     "config.json": tiny_config(),
@@ -51,12 +51,13 @@ print(json.dumps(results))
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     folder = tmp_path_factory.mktemp("hub")
     for name, text in FILES.items():
-        for repository in ("whole", "bare"):
+        for repository in ("whole", "bare", "embedder"):
             file = folder / repository / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
     for name in ("model.safetensors", "onnx/model.safetensors"):
         (folder / "bare" / name).unlink()
+    as_embedder(folder / "embedder")
     (folder / "gguf").mkdir()
     (folder / "gguf" / "tiny.gguf").write_text("weights")
     whole = folder / "whole"
@@ -66,6 +67,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         "acme/gated": Repository(whole, is_gated=True),
         "acme/bare": Repository(folder / "bare"),
         "acme/tiny-gguf": Repository(folder / "gguf"),
+        "acme/embedder": Repository(folder / "embedder"),
     }
     with running_hub(repositories) as running:
         yield running
@@ -98,6 +100,17 @@ def ask(folder: Path, url: str, *calls: tuple[Any, ...], **environment: str) -> 
 
 def files(directory: str) -> set[str]:
     return {path.name for path in Path(directory).rglob("*")}
+
+
+def test_what_says_how_an_embedding_model_pools_is_fetched_to_plan(
+    hub: Hub, tmp_path: Path
+) -> None:
+    ((how, directory, _),) = ask(tmp_path, hub.url, ("acme/embedder", "CONFIG"))
+    assert how == "fetched", directory
+    assert (Path(directory) / "1_Pooling" / "config.json").is_file()
+    assert files(directory) == {
+        *("config.json", "generation_config.json", "modules.json", "1_Pooling")
+    }
 
 
 def test_what_is_needed_is_fetched_and_no_more(hub: Hub, tmp_path: Path) -> None:

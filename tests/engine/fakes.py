@@ -180,6 +180,7 @@ class Sink:
 
     def __init__(self) -> None:
         self.tokens: dict[str, list[int]] = {}
+        self.vectors: dict[str, bytes] = {}
         self.ends: dict[str, TokenDelta] = {}
         self.threads: set[str] = set()
         self._changed = threading.Condition()
@@ -190,6 +191,9 @@ class Sink:
             for request_id, delta in deltas.items():
                 assert request_id not in self.ends, f"{request_id} got more after its end"
                 self.tokens.setdefault(request_id, []).extend(delta.tokens)
+                if delta.vector:
+                    assert request_id not in self.vectors, f"{request_id} got a second vector"
+                    self.vectors[request_id] = delta.vector
                 if delta.finished is not None or delta.rejected is not None:
                     self.ends[request_id] = delta
             self._changed.notify_all()
@@ -197,7 +201,7 @@ class Sink:
     def clear(self) -> None:
         """Forget everything, so that ids may come again."""
         with self._changed:
-            self.tokens, self.ends = {}, {}
+            self.tokens, self.vectors, self.ends = {}, {}, {}
 
     def wait_for_ends(self, count: int, timeout_s: float = PATIENCE_S) -> None:
         with self._changed:

@@ -80,13 +80,15 @@ async def _serve(
     unit = LocalUnitClient(change(spec))
     await unit.start()
     try:
-        backend = RoutedBackend(served_models(config), {NAME: unit})
+        models = served_models(config)
+        names = [model.name for model in models]
+        backend = RoutedBackend(models, dict.fromkeys(names, unit))
         batch = BatchSettings(str(file.parent / "batches"))
         settings = replace(settings, batch=batch)
         texts = ModelTexts.load(backend.models())
         service = CompletionService(backend, texts, Metrics(), settings)
         lines = LineAnswerer(service, lenient=False)
-        batches = LocalBatchService(Path(batch.directory), lines, lambda: [NAME], batch)
+        batches = LocalBatchService(Path(batch.directory), lines, lambda: names, batch)
         app = create_app(backend, settings, batches)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
         task = asyncio.create_task(server.serve())

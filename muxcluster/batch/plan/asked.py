@@ -20,7 +20,7 @@ from muxcluster.http.service import tokenise
 from muxcluster.offline.choice import Unplanned
 from muxcluster.offline.prefix.prompts import token_prompts
 from muxcluster.sim.batch.setting import Setting
-from muxcluster.text.schemas import GenerationBody
+from muxcluster.text.schemas import EmbeddingBody, GenerationBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,10 @@ def _texts(models: tuple[ServedModel, ...]) -> ModelTexts:
 
 
 def _asked(
-    line: int, body: GenerationBody, prompt: Prompt, expected: float, most: int
+    line: int, body: GenerationBody | EmbeddingBody, prompt: Prompt, expected: float, most: int
 ) -> AskedLine:
+    if isinstance(body, EmbeddingBody):
+        return AskedLine(line, prompt.tokens, 1, is_known=True)
     is_limited = bool(body.max_tokens or getattr(body, "max_completion_tokens", None))
     output = prompt.max_tokens if is_limited else round(expected)
     return AskedLine(

@@ -9,7 +9,8 @@ from muxcluster.core.errors import InvalidJson, InvalidValue, MissingParameter, 
 from muxcluster.core.inputs.json_text import parse_json
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-ENDPOINTS = (CHAT, COMPLETIONS)
+EMBEDDINGS = "/v1/embeddings"
+ENDPOINTS = (CHAT, COMPLETIONS, EMBEDDINGS)
 MAX_ID_CHARS = 512
 _DEFAULT_OUTPUT, _MOST_OUTPUT = 256, 2**20
 
@@ -66,6 +67,8 @@ def _text(fields: Mapping[str, Any], name: str, where: str = "") -> str:
 
 def output_guess(entry: Entry) -> int:
     """Return the output tokens that the request may have: its limit, if any, else a guess."""
+    if entry.url == EMBEDDINGS:
+        return 1
     for name in ("max_completion_tokens", "max_tokens"):
         value = entry.body.get(name)
         if type(value) is int and value > 0:
@@ -102,7 +105,8 @@ def family_of(entry: Entry) -> bytes:
 def _beginning(body: Mapping[str, Any]) -> str:
     """Return the first characters of the prompt, whatever it is."""
     most = _FAMILY_CHARS[-1]
-    prompt = body.get("prompt", body.get("messages"))
+    names = (name for name in ("prompt", "messages", "input") if name in body)
+    prompt = body.get(next(names, ""))
     if isinstance(prompt, str):
         return prompt[:most]
     if not isinstance(prompt, list):

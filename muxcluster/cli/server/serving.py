@@ -92,14 +92,21 @@ def announce(
     for model in models:
         line = f"  {model.name}: context {model.max_model_len}, from {model.path}"
         console.print(line, markup=False)
-    console.print(curl_line(models[0].name, url, needs_key), markup=False)
+    first = next((model for model in models if model.embedding is None), models[0])
+    route = "chat/completions" if first.embedding is None else "embeddings"
+    console.print(curl_line(first.name, url, needs_key, route), markup=False)
 
 
-def curl_line(model: str, url: str, needs_key: bool = False) -> str:
-    """Return a shell command for a chat with `model`."""
+def curl_line(
+    model: str, url: str, needs_key: bool = False, route: str = "chat/completions"
+) -> str:
+    """Return a shell command for a chat with `model`, or for route "embeddings" for a vector."""
     key = ' -H "Authorization: Bearer $MUXCLUSTER_API_KEY"' if needs_key else ""
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    return f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+    asked = '"messages": [{"role": "user", "content": "Hello"}]'
+    if route == "embeddings":
+        asked = '"input": "Hello"'
+    body = f'{{"model": "{model}", {asked}}}'
+    return f"curl {url}/v1/{route}{key} -H 'Content-Type: application/json' -d '{body}'"
 
 
 def _counted(prepared: Prepared) -> str:

@@ -47,14 +47,26 @@ def _check_depth(value: Any) -> None:
 
 def read_json_object(file: Path) -> dict[str, Any]:
     """Return the JSON object in `file`. Raises LoadError, naming the file, if there is none."""
+    value = _read(file)
+    if not isinstance(value, dict):
+        raise LoadError(file, "is not a JSON object")
+    return value
+
+
+def read_json_list(file: Path) -> list[Any]:
+    """Return the JSON list in `file`. Raises LoadError, naming the file, if there is none."""
+    value = _read(file)
+    if not isinstance(value, list):
+        raise LoadError(file, "is not a JSON list")
+    return value
+
+
+def _read(file: Path) -> Any:
     try:
-        value = read_json(file)
+        return read_json(file)
     except FileNotFoundError as error:
         raise LoadError(file, "no such file") from error
     except OSError as error:
         raise LoadError(file, f"cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise LoadError(file, f"cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise LoadError(file, "is not a JSON object")
-    return value

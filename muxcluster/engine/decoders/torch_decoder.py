@@ -7,6 +7,7 @@ which the rows of Q and K lie in pairs. Scores do not depend on the order inside
 order stays inside the decoder.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -116,7 +117,7 @@ class FusedDecoder:
     turns: Tensor  # complex64 [positions, 1, head_dim / 2]
     layers: tuple[FusedLayer, ...]
     norm: RmsNorm
-    head: Product
+    head: Callable[[Tensor], Tensor]  # [tokens, hidden_size] to [tokens, vocab]
     step: DecodeStep | None = None  # of rows of one new token; None: as all others
 
     @property

@@ -1,6 +1,6 @@
 """Builds a `FusedDecoder` from a loaded model and checks that its logits are the same."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -69,7 +69,7 @@ def _fused(model: Foreign, calls: Sequence[LayerCall], num_positions: int) -> Fu
         turns=turns,
         layers=tuple(layers),
         norm=_norm(body.norm),
-        head=product_of([model.lm_head]),
+        head=_head(model.lm_head),
     )
     return replace(decoder, step=native_step(decoder))
 
@@ -107,12 +107,17 @@ def _native_layer(layer: FusedLayer) -> DecoderLayer | None:
     )
 
 
-def _native(product: Product) -> Linear | None:
+def _native(product: object) -> Linear | None:
     return product.native if isinstance(product, PanelLinear) else None
 
 
 def _native_norm(norm: RmsNorm) -> Norm:
     return Norm(norm.weight.float().contiguous(), norm.eps_number)
+
+
+def _head(head: Foreign) -> Callable[[Tensor], Tensor]:
+    """Return the packed output layer; that of an embedding model does nothing."""
+    return head if isinstance(head, nn.Identity) else product_of([head])
 
 
 def _turns(rotary: Foreign, num_positions: int) -> Tensor:

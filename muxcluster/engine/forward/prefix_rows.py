@@ -104,4 +104,5 @@ class Reordered:
             refused={int(self.order[row]): why for row, why in done.refused.items()},
             mask_wait_s=done.mask_wait_s,
             runs={int(self.order[row]): run for row, run in done.runs.items()},
+            vectors={int(self.order[row]): each for row, each in done.vectors.items()},
         )

@@ -1,34 +1,43 @@
-"""Which backend runs a model: paged where our attention can serve it, else dense."""
+"""Which backend runs a model: paged where our attention can serve it, else dense; or encoder."""
 
 import logging
 from pathlib import Path
 
 from torch import nn
 
+from muxcluster.core.backends import ENCODER
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
+from muxcluster.engine.dense.encoder import Encoder
 from muxcluster.engine.dense.model import DenseModel
-from muxcluster.engine.load.dense_loading import load_dense
+from muxcluster.engine.load.dense_loading import load_dense, load_encoder
 from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.engine.load.hf_config import NotPaged, weight_format
 from muxcluster.engine.load.paged_loading import load_model
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "paged", "dense")  # names that `ModelSpec.backend` may have
+BACKENDS = ("auto", "paged", "dense", "encoder")  # names that `ModelSpec.backend` may have
 
 
 def load(
     spec: ModelSpec, device: str, group: RankGroup | None = None, *, is_checked: bool = False
-) -> nn.Module | DenseModel:
+) -> nn.Module | DenseModel | Encoder:
     """Load the model on its backend; log which and why.
 
     is_checked: as of `load_model`; a dense model is run all the same. Raises LoadError as
-    `load_model` and `load_dense`, and if a dense model is to be divided over ranks, or to keep keys
-    and values in 8 bits; ValueError for an unknown backend.
+    `load_model` and `load_dense`, and if a dense model is to give embeddings, to be divided over
+    ranks, or to keep keys and values in 8 bits; ValueError for an unknown backend.
     """
     if spec.backend not in BACKENDS:
         raise ValueError(f"unknown backend {spec.backend!r}: one of {', '.join(BACKENDS)}")
+    if spec.backend == ENCODER:
+        if group is not None:
+            message = "encoders are not divided over GPUs"
+            raise LoadError(Path(spec.path, "config.json"), message)
+        encoder = load_encoder(spec, device)
+        logger.info("%s: encoder backend: its tokens attend to later ones", spec.name)
+        return encoder
     reason = "its configuration asks for it"
     if spec.backend != "dense":
         try:
@@ -40,20 +49,27 @@ def load(
         else:
             logger.info("%s: paged backend: its layers use the attention interface", spec.name)
             return model
-    if spec.kv_dtype != "auto":
-        raise _keeps_kv(spec, reason)
-    if group is not None:
-        message = f"only the paged backend divides a model over GPUs, and not this one: {reason}"
-        raise LoadError(Path(spec.path, "config.json"), message)
+    _check_dense(spec, group, reason)
     dense = load_dense(spec, device)
     logger.info("%s: dense backend: %s", spec.name, reason)
     return dense
 
 
-def _keeps_kv(spec: ModelSpec, reason: str) -> LoadError:
-    """Return the refusal of `kv_dtype` for a model that needs the dense backend, and why."""
-    message = (
-        f"kv_dtype {spec.kv_dtype} needs the paged backend; the dense one keeps keys and values in "
-        f"the model's dtype: {reason}"
-    )
-    return LoadError(Path(spec.path, "config.json"), message)
+def _check_dense(spec: ModelSpec, group: RankGroup | None, reason: str) -> None:
+    """Raise LoadError for what is asked of a model and the dense backend has not.
+
+    reason: why the model needs that backend.
+    """
+    file = Path(spec.path, "config.json")
+    if spec.embedding_size:
+        message = "only the paged backend gives embeddings of decoders, and not of this model"
+        raise LoadError(file, f"{message}: {reason}")
+    if spec.kv_dtype != "auto":
+        message = (
+            f"kv_dtype {spec.kv_dtype} needs the paged backend; the dense one keeps keys and "
+            f"values in the model's dtype: {reason}"
+        )
+        raise LoadError(file, message)
+    if group is not None:
+        message = f"only the paged backend divides a model over GPUs, and not this one: {reason}"
+        raise LoadError(file, message)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig
 
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
@@ -22,10 +22,10 @@ from muxcluster.engine.load.dummy import DummyWeights
 from muxcluster.engine.load.filling import fill
 from muxcluster.engine.load.hf_config import DTYPES, read_config, weight_format
 from muxcluster.engine.load.merging import merge_products
-from muxcluster.engine.load.parity import check_forward, has_llama_layers
+from muxcluster.engine.load.parity import check_forward, check_hidden, has_llama_layers
 from muxcluster.engine.load.probe import probe
 from muxcluster.engine.load.quiet import quiet_loading
-from muxcluster.engine.load.skeleton import refusal, skeleton
+from muxcluster.engine.load.skeleton import names_of_head, refusal, skeleton, without_head
 from muxcluster.engine.load.tensor_loading import load_by_tensor
 from muxcluster.engine.load.weights import check_weight_files
 
@@ -59,6 +59,8 @@ def load_model(
         if not is_checked:
             probe(model, spec, directory / "config.json")
             check_forward(model, spec)
+            if spec.embedding_size:
+                check_hidden(model, spec)
     return model
 
 
@@ -74,14 +76,21 @@ def check_load_format(spec: ModelSpec) -> None:
         raise ValueError(f"unknown load_format {spec.load_format!r}: use 'auto' or 'dummy'")
 
 
-def read_weights(config: PretrainedConfig, spec: ModelSpec, attention: str | None) -> nn.Module:
+def read_weights(
+    config: PretrainedConfig,
+    spec: ModelSpec,
+    attention: str | None,
+    kind: type[AutoModel | AutoModelForCausalLM] = AutoModelForCausalLM,
+) -> nn.Module:
     """Return the model in `spec.path` with the named attention, None: as transformers chooses it.
 
+    kind: AutoModel for a model without an output layer, whose pooling layer, if it has one, nobody
+    reads.
     Raises LoadError, as `load_model`, naming the file at fault.
     """
     file = check_weight_files(Path(spec.path))
     try:
-        model, findings = AutoModelForCausalLM.from_pretrained(
+        model, findings = kind.from_pretrained(
             file.parent,
             config=config,
             dtype=DTYPES[spec.dtype],
@@ -94,6 +103,14 @@ def read_weights(config: PretrainedConfig, spec: ModelSpec, attention: str | Non
         )
     except Exception as error:  # transformers raises whatever a bad file leads to
         raise refusal(error, file) from error
+    if kind is AutoModel:
+        missing = {name for name in findings["missing_keys"] if not name.startswith("pooler.")}
+        findings["missing_keys"] = missing
+    elif spec.embedding_size:
+        # files of an embedding model need not have an output layer
+        of_head = {f"{name}.{kind}" for name in names_of_head(model) for kind in ("weight", "bias")}
+        findings["missing_keys"] = set(findings["missing_keys"]) - of_head
+        model = without_head(model)
     _check(findings, file)
     loaded: nn.Module = model
     return loaded

@@ -99,11 +99,33 @@ def ask(forward: TokenForward, model: Foreign, num_positions: int) -> Answer:
 @torch.inference_mode()
 def check_forward(model: nn.Module, spec: ModelSpec) -> None:
     """Run random tokens through a model on the attention interface. Raises as `check_logits`."""
-    device, count = next(model.parameters()).device, min(NUM_TOKENS, spec.max_model_len)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, spec.vocab_size, (count,), generator=generator).to(device)
-    positions = torch.arange(count, device=device)
+    tokens, positions = _some_tokens(model, spec)
     check_logits(Forward(model).logits(tokens, positions, WholeAttention(), None), spec)
+
+
+@torch.inference_mode()
+def check_hidden(model: Foreign, spec: ModelSpec) -> None:
+    """Raise LoadError unless a model without its output layer returns its last hidden states.
+
+    Some kinds scale or cap logits, and some attend to later tokens too, which a paged cache cannot
+    serve. The error names the model's config.json.
+    """
+    file = Path(spec.path, "config.json")
+    if any(getattr(module, "is_causal", None) is False for module in model.modules()):
+        raise LoadError(file, "its tokens attend to later ones: only decoders give embeddings here")
+    tokens, positions = _some_tokens(model, spec)
+    expected = model.base_model(
+        input_ids=tokens.unsqueeze(0),
+        position_ids=positions.unsqueeze(0),
+        use_cache=False,
+        attention_batch=WholeAttention(),
+    ).last_hidden_state[0]
+    found = Forward(model).logits(tokens, positions, WholeAttention(), None)
+    if found.shape != expected.shape or not torch.allclose(found, expected.float(), rtol=1e-3):
+        raise LoadError(file, "this type of model changes its hidden states for its output layer")
+    if found.shape[1] != spec.embedding_size:
+        message = f"its hidden states have {found.shape[1]} numbers, not {spec.embedding_size}"
+        raise LoadError(file, message)
 
 
 def check_logits(logits: Tensor, spec: ModelSpec) -> None:
@@ -117,6 +139,14 @@ def check_logits(logits: Tensor, spec: ModelSpec) -> None:
     hint = ", or too large for float16: try dtype bfloat16" if spec.dtype == "float16" else ""
     message = f"its logits are not finite (NaN or infinite): the weights are broken{hint}"
     raise LoadError(Path(spec.path), message)
+
+
+def _some_tokens(model: Foreign, spec: ModelSpec) -> tuple[Tensor, Tensor]:
+    """Return random tokens of the vocabulary and their positions, int64 [NUM_TOKENS] or fewer."""
+    device, count = next(model.parameters()).device, min(NUM_TOKENS, spec.max_model_len)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, spec.vocab_size, (count,), generator=generator).to(device)
+    return tokens, torch.arange(count, device=device)
 
 
 def has_llama_layers(model: Foreign) -> bool:

@@ -39,6 +39,8 @@ def skeleton(
 ) -> nn.Module:
     """Return transformers' model of `config`, which is that of `spec`, with ties as one parameter.
 
+    An embedding model has no output layer.
+
     attention: the attention implementation, None: transformers' own choice. Parameters on the
     "meta" device wait for data, others (norms of most models) have the values they start from.
     Raises LoadError naming config.json, NotPaged if `attention` is at fault.
@@ -54,7 +56,21 @@ def skeleton(
             )
     except Exception as error:  # transformers raises whatever a bad value leads to
         raise refusal(error, Path(spec.path, "config.json")) from error
-    return model
+    return without_head(model) if spec.embedding_size else model
+
+
+def names_of_head(model: Any) -> tuple[str, ...]:
+    """Return the names of the module that makes logits of hidden states, none if there is none."""
+    head = model.get_output_embeddings()
+    return tuple(name for name, each in model.named_modules() if head is not None and each is head)
+
+
+def without_head(model: Any) -> nn.Module:
+    """Let the model return the hidden states behind its last layer in place of logits."""
+    for name in names_of_head(model):
+        model.set_submodule(name, nn.Identity())
+    changed: nn.Module = model
+    return changed
 
 
 def refusal(error: Exception, file: Path) -> LoadError:

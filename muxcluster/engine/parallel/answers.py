@@ -19,14 +19,15 @@ class MemoryDiffers(Exception):
 
 
 def answer_of(outcome: JobDone | JobFailed, rank: int, num_collectives: int) -> Done | Failed:
-    """Return what a rank tells the unit of a job; the unit hears logprobs from rank 0 alone.
+    """Return what a rank tells the unit of a job; it hears logprobs and vectors from rank 0 alone.
 
     num_collectives: how often the rank has met the worker's others so far.
     """
     if isinstance(outcome, JobFailed):
         return Failed(outcome.job_id, outcome.message, num_collectives)
     result = outcome.result
-    return Done(replace(result, logprobs={}, prompt_logprobs={}) if rank else result)
+    told = replace(result, logprobs={}, prompt_logprobs={}, vectors={}) if rank else result
+    return Done(told)
 
 
 class Answers:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from muxcluster.core.backends import DENSE, PAGED, ModelBackend
+from muxcluster.core.backends import DENSE, ENCODER, PAGED, ModelBackend
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.load.hf_config import NotPaged, any_config, read_config
@@ -36,7 +36,7 @@ def shown_by(spec: ModelSpec) -> Shown | None:
     directory = Path(spec.path)
     if spec.load_format != "dummy":
         check_weight_files(directory)
-    if spec.backend == DENSE:
+    if spec.backend in (DENSE, ENCODER):
         any_config(directory, trust_remote_code=spec.trust_remote_code)
         return None
     try:

@@ -12,6 +12,7 @@ import torch
 
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.decoders.torch_decoder import FusedDecoder
+from muxcluster.engine.dense.encoder import Encoder
 from muxcluster.engine.dense.slab import Slab
 from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.forward.paged_forward import TokenForward
@@ -37,9 +38,9 @@ class LoadChecks:
             return None
         return Earlier(self._calls[place] if kind == _FUSED else None)
 
-    def record(self, place: int, spec: ModelSpec, forward: TokenForward | Slab) -> None:
+    def record(self, place: int, spec: ModelSpec, forward: TokenForward | Slab | Encoder) -> None:
         """Record that the model was loaded and checked, and runs as `forward`."""
-        if isinstance(forward, Slab):
+        if isinstance(forward, Slab | Encoder):
             return
         kind = _UNFUSED
         if isinstance(forward, FusedDecoder):

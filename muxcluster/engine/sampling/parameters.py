@@ -21,7 +21,16 @@ class TokenBias:
 class SequenceSampling:
     """Sampling parameters of one model's sequences as in `SamplingParams`, by table row."""
 
-    def __init__(self, max_seqs: int, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        max_seqs: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        *,
+        is_embedding: bool = False,
+    ) -> None:
+        """vocab_size: logits of a row. is_embedding: they are hidden states, none is sampled."""
+        self.is_embedding = is_embedding
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         self.num_prompt_tokens = np.zeros(max_seqs, dtype=np.int64)
@@ -62,7 +71,8 @@ class SequenceSampling:
         self.num_top[row] = sampling.logprobs or 0
         self.has_bias[row] = bias is not None
         self.needs_host[row] = (
-            bias is not None
+            self.is_embedding
+            or bias is not None
             or sampling.logprobs is not None
             or sampling.constraint is not None
             or sampling.repetition_penalty != 1

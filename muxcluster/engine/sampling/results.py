@@ -31,6 +31,7 @@ class RowsResult:
     # Row -> tokens that must follow the one it sampled in the last step, in the history already;
     # their keys and values are not computed
     runs: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    vectors: Mapping[int, bytes] = field(default_factory=dict)  # as in `JobResult`
 
 
 class Pending(Protocol):
@@ -153,4 +154,5 @@ def result_of(
         refused={int(rows[i]): why for step in steps for i, why in step.refused_rows.items()},
         mask_wait_s=sum(step.mask_wait_s for step in steps),
         runs={int(rows[i]): run for i, run in steps[-1].runs.items()},
+        vectors={int(rows[i]): each for i, each in steps[-1].vectors.items()},
     )

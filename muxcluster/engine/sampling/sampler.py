@@ -55,6 +55,8 @@ class Sampled:
     refused_rows: Mapping[int, str] = field(default_factory=dict)
     mask_wait_s: float = 0.0  # `Allowed.waited_s`
     runs: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # `Allowed.runs`
+    # row -> its hidden state as bytes of float32, of every row of an embedding model
+    vectors: Mapping[int, bytes] = field(default_factory=dict)
 
 
 def sample(
@@ -73,10 +75,13 @@ def sample(
     with constraints; all other tokens are impossible, whatever else applies. Order: logit bias, end
     tokens suppressed while output < min_tokens, repetition penalty, frequency and presence
     penalties, constraint; then greedy rows (temperature 0) take the best token, the lowest id on a
-    tie; others: temperature, min-p, top-k, top-p, draw. Logprobs are of the logits as given. Raises
+    tie; others: temperature, min-p, top-k, top-p, draw. Logprobs are of the logits as given. Of an
+    embedding model `logits` are hidden states, which are the outcome, beside tokens 0. Raises
     ValueError if the shapes do not agree.
     """
     _check(logits, table_rows, lengths, state)
+    if state.is_embedding:
+        return _embedded(logits)
     batch = Batch(table_rows, history, lengths, state, allowed)
     logits, broken_rows = _repaired(logits)
     chosen = _chosen(_edited(logits, batch), batch)
@@ -87,6 +92,18 @@ def sample(
         return Sampled(chosen.astype(np.int32), found, broken_rows)
     of_masks = allowed.errors, allowed.waited_s, allowed.runs
     return Sampled(chosen.astype(np.int32), found, broken_rows, *of_masks)
+
+
+def _embedded(hidden: Tensor) -> Sampled:
+    """Return the rows of hidden states, fp32 [rows, size], and a token for each that is nothing."""
+    broken = (~hidden.isfinite().all(-1)).nonzero().squeeze(1)
+    numbers = hidden.cpu().numpy().astype("<f4", copy=False)
+    return Sampled(
+        tokens=np.zeros(len(numbers), dtype=np.int32),
+        logprobs={},
+        broken_rows=tuple(broken.tolist()),
+        vectors={row: each.tobytes() for row, each in enumerate(numbers)},
+    )
 
 
 def prompt_logprobs(

@@ -10,6 +10,7 @@ from muxcluster.constraints.process.client import MaskClient
 from muxcluster.core.job import Admission, Rows, TableDelta
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.decoders.torch_decoder import FusedDecoder
+from muxcluster.engine.dense.encoder import Encoder, EncoderRows
 from muxcluster.engine.dense.rows import DenseRows
 from muxcluster.engine.dense.slab import Slab
 from muxcluster.engine.dense.store import RowStore
@@ -50,7 +51,7 @@ class ModelRunner:
     def __init__(
         self,
         spec: ModelSpec,
-        forward: TokenForward | Slab,
+        forward: TokenForward | Slab | Encoder,
         pool: Tensor,
         arena: ModelArena,
         capture: Capture | None = None,
@@ -58,18 +59,23 @@ class ModelRunner:
     ) -> None:
         """pool: uint8 [num_blocks, block_bytes], shared by all models; arena: this model's part.
 
-        capture: how decode steps are recorded. None: steps run on the CPU or, for a model with a
-        cache of its own (Slab), on any device, and are waited for. masks: what tells which tokens
-        constraints allow; None: no request with one can be admitted.
+        capture: how decode steps are recorded. None: steps run on the CPU or, for an encoder and a
+        model with a cache of its own (Slab), on any device, and are waited for. masks: what tells
+        which tokens constraints allow; None: no request with one can be admitted.
         """
-        self._sampling = SequenceSampling(spec.num_rows, spec.vocab_size, spec.eos_token_ids)
+        self._sampling = SequenceSampling(
+            spec.num_rows,
+            spec.embedding_size or spec.vocab_size,
+            spec.eos_token_ids,
+            is_embedding=spec.embedding_size > 0,
+        )
         self._prompts = PromptPositions()
         # A step over several tokens of a row is none that was recorded, and a padded one no decode.
-        may_join = capture is None and not isinstance(forward, Slab)
+        may_join = capture is None and not isinstance(forward, Slab | Encoder)
         self._constrained = ConstrainedRows(spec, arena.history, masks, may_join=may_join)
         self._runs_in_pieces = capture is None and isinstance(forward, FusedDecoder)
         self._steps: Steps
-        if capture is not None and not isinstance(forward, Slab):
+        if capture is not None and not isinstance(forward, Slab | Encoder):
             model = LoadedModel(
                 spec.name,
                 forward,
@@ -83,7 +89,9 @@ class ModelRunner:
             self._steps = DeviceSteps(model, capture)
             return
         rows: RowsForward
-        if isinstance(forward, Slab):
+        if isinstance(forward, Encoder):
+            rows = EncoderRows(forward, arena, spec.embedding_size)
+        elif isinstance(forward, Slab):
             store = RowStore(pool, arena, spec.shape, forward.model.layout)
             rows = DenseRows(forward.model, store, arena, forward.limit)
         else:

@@ -47,6 +47,7 @@ class PendingJob:
             broken_rows=tuple(broken),
             refused_rows=done.refused,
             mask_wait_s=done.mask_wait_s,
+            vectors=done.vectors,
         )
 
 

@@ -58,6 +58,7 @@ def joined(results: Sequence[RowsResult], pieces: Sequence[slice]) -> RowsResult
         refused=_shifted([result.refused for result in results], starts),
         mask_wait_s=max(result.mask_wait_s for result in results),
         runs=_shifted([result.runs for result in results], starts),
+        vectors=_shifted([result.vectors for result in results], starts),
     )
 
 

@@ -14,6 +14,7 @@ from muxcluster.core.job import Job, JobResult, Phase
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu, packed_decoder
 from muxcluster.engine.decoders.torch_fusing import fuse, fuse_checked, is_fusible
+from muxcluster.engine.dense.encoder import Encoder
 from muxcluster.engine.dense.model import DenseModel
 from muxcluster.engine.dense.slab import Slab, slab_for
 from muxcluster.engine.forward.attention import LayerCall
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 class UnitMemory:
     """What the runners of a unit share."""
 
-    forwards: Mapping[str, TokenForward | Slab]  # by model name
+    forwards: Mapping[str, TokenForward | Slab | Encoder]  # by model name
     arena: Arena
 
     @property
@@ -167,6 +168,8 @@ class UnitRunner:
         if Phase.DECODE not in worker.phases:
             return
         for model in self._spec.models:
+            if model.embedding_size:
+                continue  # it never decodes
             most = min(model.max_seqs, self._spec.scheduler.max_decode_rows)
             self._models[model.name].record(most, share / worker.shares[-1])
 
@@ -221,13 +224,15 @@ def load_forward(
     unit: UnitSpec,
     group: RankGroup | None = None,
     earlier: Earlier | None = None,
-) -> TokenForward | Slab:
+) -> TokenForward | Slab | Encoder:
     """Load one model of `unit` and prepare it for its device. Raises LoadError as `load`.
 
     earlier: what loading the same files has shown; it is not checked again.
     """
     is_checked = earlier is not None
     model = load(spec, unit.device, group, is_checked=is_checked)
+    if isinstance(model, Encoder):
+        return model
     if isinstance(model, DenseModel):
         return slab_for(model, spec, unit)
     if torch.device(unit.device).type != "cpu":
@@ -245,10 +250,10 @@ def load_forward(
     return Forward(model)
 
 
-def _backends(forwards: Mapping[str, TokenForward | Slab]) -> tuple[ModelBackend, ...]:
+def _backends(forwards: Mapping[str, TokenForward | Slab | Encoder]) -> tuple[ModelBackend, ...]:
     return tuple(
         each.backend
-        if isinstance(each, Slab)
+        if isinstance(each, Slab | Encoder)
         else ModelBackend(name, is_unordered=not each.has_windows)
         for name, each in forwards.items()
     )

@@ -25,7 +25,9 @@ def _pieces(output: StepOutput) -> Iterable[tuple[str, TokenDelta]]:
         prompt_logprobs = output.prompt_logprobs.get(row, ())
         if count or prompt_logprobs:
             logprobs = output.logprobs.get(row, ())
-            yield request_id, TokenDelta(tuple(tokens[start:end]), logprobs, prompt_logprobs)
+            vector = output.vectors.get(row, b"")
+            mine = tuple(tokens[start:end])
+            yield request_id, TokenDelta(mine, logprobs, prompt_logprobs, vector=vector)
         start = end
     for event in output.events:
         if isinstance(event, Finished):

@@ -22,7 +22,8 @@ class Prompt:
 
     text: str  # for `echo`, else empty
     tokens: NDArray[np.int32]  # [n]
-    # output tokens shown; 0 only with echo: the engine then computes one, for prompt logprobs
+    # output tokens shown; 0 only with echo, when the engine computes one for prompt logprobs, and
+    # for embeddings
     max_tokens: int
 
 
@@ -80,6 +81,9 @@ class Call:
     line: LinePlace | None = None  # of a planned batch
     # How outputs are divided into content, reasoning and tool calls; None: all is content
     output: OutputRules | None = None
+    embeds: bool = False  # each choice is the vector of a prompt
+    # Choices that are at the engine at a time, None: all
+    most_at_once: int | None = None
 
     @property
     def deadline_s(self) -> float:

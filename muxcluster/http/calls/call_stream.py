@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 from muxcluster.core.errors import RequestTimeout
 from muxcluster.http.calls.call import Call
@@ -46,10 +47,25 @@ class CallStream:
 
     def _begin(self) -> TimeLimit:
         call = self._call
-        self._deltas = merge([self._answer(call, index) for index in range(call.num_choices)])
+        self._deltas = merge(self._choices())
         left_s = call.deadline_s - time.monotonic()
         self._limit = TimeLimit(asyncio.get_running_loop().time() + left_s)
         return self._limit
+
+    def _choices(self) -> list[AsyncGenerator[ChoiceDelta, None]]:
+        """Return a stream for each choice, or streams of several where that would be too many."""
+        call = self._call
+        most = call.most_at_once or call.num_choices
+        if call.num_choices > most:
+            return [self._in_turn(first, most) for first in range(most)]
+        return [self._answer(call, index) for index in range(call.num_choices)]
+
+    async def _in_turn(self, first: int, step: int) -> AsyncGenerator[ChoiceDelta, None]:
+        """Stream choice `first` and every `step`th after it, one after the other."""
+        for index in range(first, self._call.num_choices, step):
+            async with aclosing(self._answer(self._call, index)) as deltas:
+                async for delta in deltas:
+                    yield delta
 
     async def aclose(self) -> None:
         """End the choices that are left. Idempotent."""

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from muxcluster.core.errors import ConstraintFailed, EngineFailure, NonFiniteLogits, PoisonRequest
@@ -47,6 +47,7 @@ class ChoiceDelta:
     # all new parts, that of `text` among them, if there are others than content; else empty
     parts: tuple[Part, ...] = ()
     num_reasoning_tokens: int | None = None  # so far; None if the model writes no reasoning
+    vector: bytes = b""  # of an embedding model, as the engine computes it: float32
 
 
 class ChoiceText:
@@ -75,7 +76,8 @@ class ChoiceText:
     @property
     def needs_no_tokens(self) -> bool:
         """True for a choice that only echoes its prompt: `echo_only` is its whole output."""
-        return self._prompt.max_tokens == 0 and self._call.sampling.prompt_logprobs is None
+        is_computed = self._call.embeds or self._call.sampling.prompt_logprobs is not None
+        return self._prompt.max_tokens == 0 and not is_computed
 
     def advance(self, delta: TokenDelta) -> ChoiceDelta:
         """Return the text that `delta` adds.
@@ -100,7 +102,8 @@ class ChoiceText:
         self._num_shown += sum(map(len, pieces))
         if self._parser is not None:
             pieces = self._contents(self._parser)
-        return self._delta(pieces, delta.tokens[: self._num_tokens - first], end)
+        update = self._delta(pieces, delta.tokens[: self._num_tokens - first], end)
+        return replace(update, vector=delta.vector) if delta.vector else update
 
     @property
     def _has_enough(self) -> bool:

@@ -129,7 +129,8 @@ class RequestRecord:
         prompt, copy = divmod(self._index, call.n)
         # choices of one prompt compute it once; `usage` takes the first one's word
         num_cached = self._num_cached if copy == 0 else 0
-        meter.count(prompt, self._num_prompt, self._num_shown, num_cached)
+        num_output = 0 if call.embeds else self._num_shown
+        meter.count(prompt, self._num_prompt, num_output, num_cached)
 
     def _end_by(self, error: BaseException | None) -> str:
         """Return how a request without a finish reason ended."""

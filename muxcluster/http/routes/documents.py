@@ -13,6 +13,9 @@ from muxcluster.text.schemas import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    EmbeddingBody,
+    RerankBody,
+    ScoreBody,
     TokenizeBody,
 )
 
@@ -24,6 +27,9 @@ BODIES: tuple[type[BaseModel], ...] = (
     ResponsesBody,
     TokenizeBody,
     DetokenizeBody,
+    EmbeddingBody,
+    ScoreBody,
+    RerankBody,
     BatchBody,
     BatchPlanBody,
 )

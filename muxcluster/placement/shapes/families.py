@@ -24,6 +24,10 @@ _DENSE = frozenset(
         *("nemotron", "openai-gpt", "stablelm", "xglm"),
     }
 )
+# Encoders that are served: their vectors are those of transformers
+# (tests/engine/dense/test_encoders.py). Positions of some begin behind their padding token.
+_BEHIND_PADDING = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
+_ENCODERS = _BEHIND_PADDING | {"bert", "distilbert", "electra", "modernbert"}
 # Types with norms that need the queries and keys of all heads.
 _WIDE_NORMS = frozenset(
     {"flex_olmo", "minimax_m2", "minimax_m3_vl_text", "olmo2", "olmo3", "olmoe"}
@@ -40,6 +44,19 @@ _SHAPES: Mapping[str, Mapping[str, Any]] = {
 def runs_dense(config: Mapping[str, Any]) -> bool:
     """Return whether models of this config.json's type run on the dense backend alone."""
     return config.get("model_type") in _DENSE
+
+
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Return whether models of this config.json are encoders that are served."""
+    return config.get("model_type") in _ENCODERS and config.get("is_decoder") is not True
+
+
+def num_lost_positions(config: Mapping[str, Any]) -> int:
+    """Return how many of the positions that config.json promises no text has."""
+    if config.get("model_type") not in _BEHIND_PADDING:
+        return 0
+    padding = config.get("pad_token_id", 1)
+    return 1 + padding if isinstance(padding, int) and padding >= 0 else 2
 
 
 def undivided(config: Mapping[str, Any]) -> str:

@@ -35,6 +35,13 @@ _UNGATED = frozenset(
         "biogpt",
         "arcee",
         "apertus",
+        "bert",
+        "camembert",
+        "distilbert",
+        "electra",
+        "mpnet",
+        "roberta",
+        "xlm-roberta",
     }
 )
 _TIED = frozenset(
@@ -64,7 +71,7 @@ _LEARNED_POSITIONS = frozenset({"opt", "gpt2", "gpt_neo", "gpt_bigcode", "biogpt
 _MULTI_QUERY = frozenset({"falcon", "gpt_bigcode"})
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-    "hidden_size": ("hidden_size", "n_embd", "d_model", "n_embed"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "n_embed", "dim"),
     "num_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads"),
     "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
     "head_dim": ("head_dim",),
@@ -72,7 +79,9 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "max_position": (
         *("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"),
     ),
-    "intermediate_size": ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"),
+    "intermediate_size": (
+        *("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "hidden_dim"),
+    ),
     "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "experts_per_token"),
     "expert_size": ("moe_intermediate_size",),
@@ -107,6 +116,15 @@ _NO_ATTENTION: Mapping[str, int] = {
     "head_dim": 1,
     "intermediate_size": 0,
 }
+# Tokens of these attend to later ones too, unless is_decoder makes causal language models of them;
+# those that are served are in families.py.
+_ENCODERS = frozenset(
+    {
+        *("albert", "big_bird", "convbert", "data2vec-text", "deberta", "deberta-v2", "ernie"),
+        *("eurobert", "longformer", "mobilebert", "nomic_bert", "roformer", "xlm-roberta-xl"),
+        "xmod",
+    }
+)
 _UNSUPPORTED: Mapping[str, str] = {
     "is_encoder_decoder": "an encoder-decoder model",
     "kv_lora_rank": "multi-head latent attention (its KV cache is not one of whole heads)",
@@ -185,6 +203,12 @@ def _refuse_other_kinds(config: Mapping[str, Any]) -> None:
     for key, meaning in _UNSUPPORTED.items():
         if config.get(key):
             raise ShapeError(f"{key} is set: no support for {meaning}")
+    kind = str(config.get("model_type", ""))
+    is_encoder = kind in _ENCODERS and config.get("is_decoder") is not True
+    sees_all = config.get("is_causal") is False or config.get("use_bidirectional_attention") is True
+    if is_encoder or sees_all:
+        message = f"tokens of {kind:.40} attend to later ones: only decoders are served"
+        raise ShapeError(message)
 
 
 def _number(config: Mapping[str, Any], name: str, default: int | None = None) -> int:

@@ -17,7 +17,7 @@ from muxcluster.workload.files.store import load
 from muxcluster.workload.files.streams import open_text
 from muxcluster.workload.generate import Source, generate
 from muxcluster.workload.lengths import Independent
-from muxcluster.workload.marginals import LogNormal
+from muxcluster.workload.marginals import Constant, LogNormal
 from muxcluster.workload.processes import Poisson
 from muxcluster.workload.reshape import assigned, between, sped_up
 
@@ -55,9 +55,9 @@ def poisson_load(demands: Iterable[Demand], sigma: float) -> Synthetic:
 def _sources(demand: Demand, sigma: float) -> Iterator[Source]:
     def lengths(prompt_tokens: float, output_tokens: float) -> Independent:
         most = max(1, demand.max_model_len - 1)
-        return Independent(
-            log_normal(prompt_tokens, sigma, most), log_normal(output_tokens, sigma, most)
-        )
+        # lengths of at least one token whose mean is one are all one (embedding models)
+        output = Constant(1) if output_tokens == 1 else log_normal(output_tokens, sigma, most)
+        return Independent(log_normal(prompt_tokens, sigma, most), output)
 
     own = lengths(demand.prompt_tokens, demand.output_tokens)
     yield Source(demand.name, Poisson(demand.rate), own)

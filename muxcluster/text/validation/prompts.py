@@ -17,30 +17,32 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 REFUSED_FIELDS = ("function_call", "audio")
 
 
-def split_prompts(value: object) -> list[str | list[int]]:
-    """Return OpenAI's four shapes of `prompt` as a list of texts or token id lists.
+def split_prompts(
+    value: object, param: str = "prompt", most: int = MAX_PROMPTS
+) -> list[str | list[int]]:
+    """Return OpenAI's four shapes of the field `param` as a list of texts or token id lists.
 
-    Raises InvalidValue (param "prompt") for any other shape and for empty lists.
+    Raises InvalidValue for any other shape, for empty lists and for more than `most`.
     """
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
         raise InvalidValue(
-            "prompt must be a string, a list of strings, token ids, or a list of token id lists",
-            "prompt",
+            f"{param} must be a string, a list of strings, token ids, or a list of token id lists",
+            param,
         )
     if type(value[0]) is int:
-        return [_int_list(value, "prompt")]
-    if len(value) > MAX_PROMPTS:
-        raise InvalidValue(f"at most {MAX_PROMPTS} prompts in one request", "prompt")
+        return [_int_list(value, param)]
+    if len(value) > most:
+        raise InvalidValue(f"at most {most} {param}s in one request", param)
     if isinstance(value[0], str):
-        return [_text(item, f"prompt[{i}]") for i, item in enumerate(value)]
-    return [_int_list(item, f"prompt[{i}]") for i, item in enumerate(value)]
+        return [_text(item, f"{param}[{i}]") for i, item in enumerate(value)]
+    return [_int_list(item, f"{param}[{i}]") for i, item in enumerate(value)]
 
 
 def _text(value: object, param: str) -> str:
     if not isinstance(value, str):
-        raise InvalidValue(f"{param} must be a string like the first prompt", param)
+        raise InvalidValue(f"{param} must be a string like the first", param)
     return value
 
 

@@ -8,7 +8,13 @@ from muxcluster.core.errors import ContextLengthExceeded, InvalidValue
 from muxcluster.core.request import ServiceClass, Slo
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.served import ServedModel
-from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody, SloBody
+from muxcluster.text.schemas import (
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    SloBody,
+    TextsBody,
+)
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -121,7 +127,7 @@ def choice_seed(seed: int, index: int) -> int:
     return int(np.frombuffer(digest, dtype="<i8")[0])
 
 
-def service_class(body: GenerationBody) -> ServiceClass:
+def service_class(body: GenerationBody | TextsBody) -> ServiceClass:
     """Return the class of a body: `flex` is batch, all others are interactive."""
     return ServiceClass.BATCH if body.service_tier == "flex" else ServiceClass.INTERACTIVE
 

@@ -189,6 +189,6 @@ def test_a_server_that_plans_nothing_says_so(batch_client) -> None:
     assert refused.value.status_code == 503
     assert refused.value.code == "no_plans"
     with pytest.raises(openai.BadRequestError) as refused:
-        body = {"input_file_id": file.id, "endpoint": "/v1/embeddings"}
+        body = {"input_file_id": file.id, "endpoint": "/v1/moderations"}
         batch_client.post("/batches/plan", body=body, cast_to=object)
     assert refused.value.param == "endpoint"

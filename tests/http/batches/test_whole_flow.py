@@ -268,7 +268,7 @@ def test_requests_that_are_refused(batch_client):
     http = httpx.Client(base_url=str(batch_client.base_url))
     headers = {"Authorization": "Bearer none"}
     for changes, param in (
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
         ({"endpoint": None}, "endpoint"),
         ({"input_file_id": 7}, "input_file_id"),
         ({"metadata": {"a": 1}}, "metadata.a"),

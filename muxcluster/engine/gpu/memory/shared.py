@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from muxcluster.core.backends import DENSE
+from muxcluster.core.backends import DENSE, ENCODER
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu
@@ -77,8 +77,8 @@ class OwnedMemory:
 def _paged(spec: ModelSpec, device: str) -> nn.Module:
     """Load the model. Raises LoadError for another backend, whose parts cannot be mapped."""
     file = Path(spec.path, "config.json")
-    if spec.backend == DENSE:
-        raise LoadError(file, f"backend dense: {_NOT_HERE}")
+    if spec.backend in (DENSE, ENCODER):
+        raise LoadError(file, f"backend {spec.backend}: {_NOT_HERE}")
     try:
         return load_model(spec, device)
     except NotPaged as refusal:

@@ -217,7 +217,8 @@ def _vocabulary(model: Foreign, group: RankGroup) -> tuple[str, str]:
     embeddings = _divisible(model, inputs, isinstance(inputs, nn.Embedding), group)
     head = _divisible(model, outputs, type(outputs) is nn.Linear, group)
     # layers that share a weight are both divided or neither
-    is_half = outputs.weight is inputs.weight and not (embeddings and head)
+    is_tied = getattr(outputs, "weight", None) is inputs.weight  # embedding models have no head
+    is_half = is_tied and not (embeddings and head)
     return ("", "") if is_half else (embeddings, head)
 
 
