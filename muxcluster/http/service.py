@@ -7,7 +7,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -31,6 +31,7 @@ from muxcluster.http.calls.choice import ChoiceDelta, ChoiceText, one_by_one
 from muxcluster.http.calls.embedding import (
     MOST_AT_ONCE,
     SAMPLING,
+    VectorForm,
     check_generates,
     embedding_prompts,
     output_of,
@@ -68,6 +69,10 @@ MAX_CALL_CHOICES = 2048
 HELD_RETRY_S = 60  # a model that an operator holds back: nobody knows for how long
 logger = logging.getLogger(__name__)
 
+MOST_COUNTING = 64
+COUNTING_RETRY_S = 1
+_TEXT_CHARS = 32  # as many characters cost what each text costs beside its own
+
 
 class CompletionService:
     """Turns request bodies into streams of `ChoiceDelta`. No HTTP in it."""
@@ -80,6 +85,7 @@ class CompletionService:
         self._metrics = metrics
         self._settings = settings
         self._gate = Gate(settings.queues)
+        self._num_counting = 0  # requests that only count tokens
         self._wakes: set[asyncio.Task[None]] = set()
 
     def generate(
@@ -118,6 +124,7 @@ class CompletionService:
         check_generates(model)
         asked = await self._tools(body)
         sampling = sampling_params(body, model.served, seed=secrets.randbits(63))
+        targets = slo(body.slo, model.served.slo)
         num_choices = (body.n or 1) * num_prompts(body)
         if num_choices > MAX_CALL_CHOICES:
             raise InvalidValue(f"at most {MAX_CALL_CHOICES} choices in one request", "n")
@@ -152,7 +159,7 @@ class CompletionService:
             returns_token_ids=bool(body.return_token_ids),
             labels_tokens_by_id=bool(body.return_tokens_as_token_ids),
             service_class=service_class(body),
-            slo=slo(body.slo, model.served.slo),
+            slo=targets,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             output=rules if rules is not None and rules.has_effect else None,
@@ -171,6 +178,8 @@ class CompletionService:
         """As `prepare`, for the vectors of texts; a call takes few places of a queue at a time."""
         model = self._permitted(body, head)
         output_of(model)
+        if isinstance(body, EmbeddingBody):
+            VectorForm.of(body, model)  # a wrong one takes nothing from the limits of its key
         texts = texts_of(body)
         of_class = service_class(body)
         most = min(len(texts), MOST_AT_ONCE, self._settings.queues.of(of_class))
@@ -178,7 +187,7 @@ class CompletionService:
         try:
             if tokenised is None or tokenised.model is not model:
                 work = partial(embedding_prompts, body, model, texts)
-                num_chars = sum(len(text.content) for text in texts)
+                num_chars = sum(len(text.content) + _TEXT_CHARS for text in texts)
                 prompts = await off_loop(work, num_chars, self._settings.inline_chars)
                 tokenised = Tokenised(model, prompts)
             targets = slo(body.slo, model.served.slo)
@@ -213,14 +222,23 @@ class CompletionService:
     async def count_tokens(self, body: ChatBody, models: Collection[str] | None = None) -> int:
         """Return how many tokens the prompt of a chat has, also if they do not fit the context.
 
-        models: as of `ModelTexts.find`. Raises RequestError.
+        models: as of `ModelTexts.find`. Raises RequestError, and Overloaded where many are counted
+        at once: limits of keys do not hold these back, and a model's template renders one chat at a
+        time.
         """
         model = self._texts.find(body.model, models)
-        messages = chat_messages(body.messages)
-        text = await model.render_async(body, messages, await self._tools(body))
-        special = bool(body.add_special_tokens)
-        work = partial(model.encode, text, add_special_tokens=special)
-        return len(await off_loop(work, len(text), self._settings.inline_chars))
+        if self._num_counting >= MOST_COUNTING:
+            message = f"{self._num_counting} requests are having their tokens counted"
+            raise Overloaded(message, COUNTING_RETRY_S)
+        self._num_counting += 1
+        try:
+            messages = chat_messages(body.messages)
+            text = await model.render_async(body, messages, await self._tools(body))
+            special = bool(body.add_special_tokens)
+            work = partial(model.encode, text, add_special_tokens=special)
+            return len(await off_loop(work, len(text), self._settings.inline_chars))
+        finally:
+            self._num_counting -= 1
 
     async def _tools(self, body: GenerationBody) -> AskedTools | None:
         """Return the body's tools; large ones are checked on a thread."""
@@ -263,7 +281,8 @@ class CompletionService:
     async def _choice(self, call: Call, index: int) -> AsyncGenerator[ChoiceDelta, None]:
         """Stream one choice; a stop string, an error or closing aborts its request."""
         text = ChoiceText(call, index)
-        with call.admission.place(index), RequestRecord(self._metrics, call, index) as record:
+        place = nullcontext() if call.runs_in_turns else call.admission.place(index)
+        with place, RequestRecord(self._metrics, call, index) as record:
             if text.needs_no_tokens:
                 update = text.echo_only()
                 record.advance(update, None)

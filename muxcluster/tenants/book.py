@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from muxcluster.core.errors import StorageFailed
 from muxcluster.tenants.keys import KeyTable, TenantKey
 from muxcluster.tenants.ledger import Batch, Ledger, day_name
 from muxcluster.tenants.limiter import Instant, Limiter
@@ -30,6 +31,9 @@ class KeyBook:
         self._limiter = Limiter()
         self._table: KeyTable | None = None
         self._heard_s: dict[str, float] = {}  # by ingress, monotonic
+        # What the disk has refused: sums by day, key and model, and the last batch of each ingress
+        self._unwritten: dict[tuple[str, str, str], UsageRow] = {}
+        self._taken: dict[str, int] = {}
         # Requests of dead ingresses, in the ledger with their prompt tokens already
         self._lost: dict[str, None] = {}
         name = day_name(today)
@@ -101,16 +105,49 @@ class KeyBook:
         )
 
     def _write(self, rows: Sequence[tuple[int, UsageRow]], batch: Batch | None) -> None:
-        """Add rows with their days to the ledger, then to the days' tokens."""
-        if self._ledger.add([row for _, row in rows], self._clock().day, batch):
-            for day, row in rows:
-                self._limiter.spend(row.key, day, row.prompt_tokens + row.completion_tokens)
+        """Add rows with their days to the ledger and to the days' tokens.
+
+        What the disk refuses is kept and added with the next rows: limits go on meanwhile.
+        """
+        if batch is not None and self._taken.get(batch.caller, -1) >= batch.serial:
+            return  # its answer was lost, and the disk has refused it
+        added = [row for _, row in rows]
+        try:
+            self._add_unwritten()
+            is_new = self._ledger.add(added, self._clock().day, batch)
+        except StorageFailed as error:
+            if not self._unwritten:
+                logger.warning("the use of keys is kept in memory: %s", error)
+            self._keep(added, batch)
+            is_new = True
+        for day, row in rows if is_new else ():
+            self._limiter.spend(row.key, day, row.prompt_tokens + row.completion_tokens)
+
+    def _add_unwritten(self) -> None:
+        """Write what the disk has refused. Raises StorageFailed if it still does."""
+        if self._unwritten:
+            self._ledger.add(tuple(self._unwritten.values()), self._clock().day)
+            self._unwritten.clear()
+            logger.warning("the use of keys is in the ledger again")
+
+    def _keep(self, rows: Sequence[UsageRow], batch: Batch | None) -> None:
+        if batch is not None:
+            self._taken[batch.caller] = batch.serial
+        for row in rows:
+            at = (row.day, row.key, row.model)
+            kept = self._unwritten.get(at)
+            self._unwritten[at] = row if kept is None else kept.plus(row)
 
     async def usage(self, query: UsageQuery) -> list[UsageRow]:
         return self._ledger.rows(query)
 
     def close(self) -> None:
-        """Close the ledger. Idempotent."""
+        """Write what is left, and close the ledger. Idempotent."""
+        try:
+            self._add_unwritten()
+        except StorageFailed as error:
+            logger.error("the use of keys in memory is lost: %s", error)
+            self._unwritten.clear()
         self._ledger.close()
 
 

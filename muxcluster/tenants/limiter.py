@@ -162,7 +162,9 @@ def _refusal(limits: KeyLimits, use: _Use, ask: Ask, now: Instant) -> Grant | No
     most = limits.tokens_per_minute
     if most is not None and (over := use.tokens.total(now_s) + ask.num_tokens - most) > 0:
         words = f"{most} tokens a minute, and the request may take {ask.num_tokens}"
-        return Grant(words, use.tokens.wait_s(over, now_s), ask.num_tokens > most)
+        if ask.num_tokens > most:
+            return Grant(words, MINUTE_S, can_never_fit=True)
+        return Grant(words, use.tokens.wait_s(over, now_s))
     most = limits.tokens_per_day
     if most is not None and use.day_tokens + ask.num_tokens > most:
         words = f"{most} tokens a day, and the request may take {ask.num_tokens}"

@@ -83,12 +83,25 @@ class UsageRow:
     cached_tokens: int
     refused: int
 
+    def plus(self, other: "UsageRow") -> "UsageRow":
+        """Return the sum of two rows of one day, key and model."""
+        return UsageRow(
+            self.day,
+            self.key,
+            self.model,
+            self.requests + other.requests,
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.refused + other.refused,
+        )
+
 
 class KeyService(Protocol):
     """The one counter of a cluster, as its ingresses see it.
 
-    Every method raises Unavailable where it does not answer, StorageFailed where its disk refuses
-    to write. caller: id of the ingress, unique to its process.
+    Every method raises Unavailable where it does not answer, `usage` StorageFailed where its disk
+    cannot be read. caller: id of the ingress, unique to its process.
     """
 
     async def table(self, caller: str, known_version: str) -> KeyTable | None:

@@ -34,6 +34,7 @@ class SlidingWindow:
 
     def admit(self, amount: int, now_s: float) -> Admission:
         """Add an amount; it may be corrected later."""
+        self.total(now_s)  # a key without this limit asks for no total: what is old goes here
         admission = Admission(now_s, amount)
         self._inside.append(admission)
         self._total += amount

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.core.errors import StorageFailed
 from muxcluster.tenants.book import LOST_S, KeyBook
 from muxcluster.tenants.keys import KeyLimits, TenantKey
 from muxcluster.tenants.ledger import NAME
@@ -113,14 +112,33 @@ def test_a_disk_that_refuses_keeps_no_request_open_and_the_batch_counts_later(
     other = sqlite3.connect(tmp_path / NAME, isolation_level=None)
     book._ledger._connection.execute("PRAGMA busy_timeout=0")
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StorageFailed):
-        asyncio.run(book.settle("i", 1, [end("1"), end("2")]))
+    for _ in range(2):  # the answer is lost once
+        asyncio.run(book.settle("i", 1, [end("1")]))
+    asyncio.run(book.settle("i", 2, [end("2")]))
     assert ask(book, "3", 10)
+    assert not ask(book, "4", 61)  # the day's tokens know what the disk does not
+    assert sums(book) == []
     other.execute("ROLLBACK")
     other.close()
-    asyncio.run(book.settle("i", 1, [end("1"), end("2")]))
-    assert sums(book) == [("2024-10-04", "a", "m", 2, 20, 10, 6, 0)]
+    asyncio.run(book.settle("i", 3, [end("3", 10)]))
+    ((*_, requests, prompt, output, cached, refused),) = sums(book)
+    assert (requests, prompt + output, refused) == (3, 40, 0)
     book.close()
+
+
+def test_what_a_disk_refused_is_written_at_the_end(tmp_path, clock) -> None:
+    book = book_in(tmp_path, clock)
+    assert ask(book, "1")
+    other = sqlite3.connect(tmp_path / NAME, isolation_level=None)
+    book._ledger._connection.execute("PRAGMA busy_timeout=0")
+    other.execute("BEGIN IMMEDIATE")
+    asyncio.run(book.settle("i", 1, [end("1")]))
+    other.execute("ROLLBACK")
+    other.close()
+    book.close()
+    again = book_in(tmp_path, clock)
+    assert sums(again)[0][3] == 1
+    again.close()
 
 
 def test_rows_are_found_by_key_model_and_day(tmp_path, clock) -> None:

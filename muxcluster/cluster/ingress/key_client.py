@@ -17,6 +17,7 @@ from muxcluster.tenants.keys import KeySettings, KeyTable
 from muxcluster.tenants.messages import Ask, Grant, Settlement, UsageQuery, UsageRow
 
 TIMEOUT_S = 5.0  # an actor that hangs is never reported
+RESERVE_TIMEOUT_S = 1.0  # meanwhile a request has a place in its model's queue
 # of the first call: its process starts for it
 FIRST_TIMEOUT_S = 60.0
 # After the actor was ended, none is made for so long: ingresses that end, too, would leave one.
@@ -37,23 +38,25 @@ class KeyServiceClient:
     async def table(self, caller: str, known_version: str) -> KeyTable | None:
         if self._host is None:
             await self._find()
-        return await self._ask(KeyHost.table, caller, known_version)
+        return await self._ask(TIMEOUT_S, KeyHost.table, caller, known_version)
 
     async def reserve(self, caller: str, asks: Sequence[Ask]) -> list[Grant]:
-        return await self._ask(KeyHost.reserve, caller, asks)
+        return await self._ask(RESERVE_TIMEOUT_S, KeyHost.reserve, caller, asks)
 
     async def settle(self, caller: str, serial: int, settlements: Sequence[Settlement]) -> None:
-        await self._ask(KeyHost.settle, caller, serial, settlements)
+        await self._ask(TIMEOUT_S, KeyHost.settle, caller, serial, settlements)
 
     async def usage(self, query: UsageQuery) -> list[UsageRow]:
-        return await self._ask(KeyHost.usage, query)
+        return await self._ask(TIMEOUT_S, KeyHost.usage, query)
 
-    async def _ask(self, method: Method[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def _ask(
+        self, timeout_s: float, method: Method[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
         """Return the actor's answer. Raises what it raises; NotReady where no answer comes."""
         if self._host is None:
             raise _lost("it is not found yet")
         try:
-            return await ask(self._host, TIMEOUT_S, method, *args, **kwargs)
+            return await ask(self._host, timeout_s, method, *args, **kwargs)
         except RayTaskError as error:
             if isinstance(error.cause, MuxClusterError):
                 raise error.cause from None

@@ -130,6 +130,7 @@ class InOrder:
             is_broken=np.logical_or.reduce([result.is_broken for result in results]),
             refused={row: why for result in results for row, why in result.refused.items()},
             mask_wait_s=sum(result.mask_wait_s for result in results),
+            vectors=results[-1].vectors,
         )
 
 

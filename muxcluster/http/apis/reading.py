@@ -88,8 +88,9 @@ def text_of(value: object, param: str, kinds: frozenset[str]) -> str:
 
 def _text(value: object, param: str, kinds: frozenset[str]) -> str:
     part = as_object(value, param)
-    if part.get("type") not in kinds:
-        raise unsupported(part.get("type"), param)
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise unsupported(kind, param)
     if not isinstance(part.get("text"), str):
         raise InvalidValue(f"{param}.text must be a string", f"{param}.text")
     return str(part["text"])

@@ -91,6 +91,11 @@ class Call:
         return self.head.arrived_s + self.timeout_s
 
     @property
+    def runs_in_turns(self) -> bool:
+        """True if the call has more choices than it may have at the engine at once."""
+        return self.most_at_once is not None and self.num_choices > self.most_at_once
+
+    @property
     def num_choices(self) -> int:
         """Choices over all prompts."""
         return len(self.prompts) * self.n

@@ -55,17 +55,19 @@ class CallStream:
     def _choices(self) -> list[AsyncGenerator[ChoiceDelta, None]]:
         """Return a stream for each choice, or streams of several where that would be too many."""
         call = self._call
-        most = call.most_at_once or call.num_choices
-        if call.num_choices > most:
+        if call.most_at_once is not None and call.runs_in_turns:
+            most = call.most_at_once
             return [self._in_turn(first, most) for first in range(most)]
         return [self._answer(call, index) for index in range(call.num_choices)]
 
     async def _in_turn(self, first: int, step: int) -> AsyncGenerator[ChoiceDelta, None]:
-        """Stream choice `first` and every `step`th after it, one after the other."""
-        for index in range(first, self._call.num_choices, step):
-            async with aclosing(self._answer(self._call, index)) as deltas:
-                async for delta in deltas:
-                    yield delta
+        """Stream choice `first` and every `step`th after it, one after the other, in one place of
+        the queue."""
+        with self._call.admission.place(first):
+            for index in range(first, self._call.num_choices, step):
+                async with aclosing(self._answer(self._call, index)) as deltas:
+                    async for delta in deltas:
+                        yield delta
 
     async def aclose(self) -> None:
         """End the choices that are left. Idempotent."""

@@ -140,8 +140,13 @@ def _tokens(
 
 def _cut(text: str, model: ModelText, most: int, *, is_marked: bool) -> NDArray[np.int32]:
     """Return the first tokens of `text`, `most` with the special ones before and behind it."""
-    text = text[: 2 * most * model.tokenizer.longest]  # beyond what the first tokens depend on
-    tokens = model.encode(text, add_special_tokens=is_marked)
+    # beyond what the first tokens depend on, unless the tokenizer leaves much of a text out
+    length = 2 * most * model.tokenizer.longest
+    tokens = model.encode(text[:length], add_special_tokens=is_marked)
+    while len(tokens) <= 2 * most and length < len(text):
+        length *= 2
+        tokens = model.encode(text[:length], add_special_tokens=is_marked)
+    text = text[:length]
     if len(tokens) <= most:
         return tokens
     plain = model.encode(text, add_special_tokens=False)

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 FOLLOW_PERIOD_S = 0.5  # how soon a change of the keys is known here
 SETTLE_PERIOD_S = 0.2
-SILENT_S = 1.0  # after a call that failed, requests run without asking for so long
+SILENT_S = 5.0  # after a call that failed, requests run without asking for so long
 MOST_IN_BATCH = 1000
 MOST_WAITING = 200_000  # settlements; more are dropped, and counted
 
@@ -54,6 +54,11 @@ class KeyRing:
     def are_asked_for(self) -> bool:
         """True if requests need a key."""
         return self._service is not None or any(not key.is_admin for key in self._own.values())
+
+    @property
+    def has_tenants(self) -> bool:
+        """True if there are keys that must not see what others do."""
+        return self._service is not None
 
     @property
     def are_known(self) -> bool:
@@ -148,7 +153,8 @@ class KeyRing:
                         answer.set_result(grant)
         finally:
             self._asking = None
-            for _, answer in (*asked, *self._asked):
+            waiting, self._asked = self._asked, []
+            for _, answer in (*asked, *waiting):
                 if not answer.done():  # the loop ends, or a mistake of ours
                     answer.set_result(None)
 

@@ -1,6 +1,7 @@
 """The live view of one server process: gathers, encodes and keeps it for a moment."""
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from muxcluster.http.live.units import UnitHistory
 from muxcluster.http.metrics.batches import BatchMetrics
 from muxcluster.http.metrics.recent import RecentRequests
 from muxcluster.router.backend import Backend
+
+logger = logging.getLogger(__name__)
 
 FRESH_S = 0.4  # a snapshot serves everybody who asks within so long
 CLUSTER_PERIOD_S = 1.0  # how often the controller is asked, while somebody looks
@@ -59,8 +62,9 @@ class LiveView:
         """Return the snapshot as JSON, at most `FRESH_S` old."""
         if time.monotonic() - self._encoded_s > FRESH_S:
             state = None if self._controller is None else await self._controller.latest()
-            self._encoded = msgspec.json.encode(self._snapshot(state))
-            self._encoded_s = time.monotonic()
+            if time.monotonic() - self._encoded_s > FRESH_S:  # else another made it meanwhile
+                self._encoded = msgspec.json.encode(self._snapshot(state))
+                self._encoded_s = time.monotonic()
         return self._encoded
 
     def _snapshot(self, state: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -107,5 +111,8 @@ class _ControllerState:
             self._state = {**await self._cluster.status(), "error": None}
         except MuxClusterError as error:
             self._state = {**self._state, "error": str(error)}
+        except Exception as error:
+            logger.exception("the state of the cluster is not told")
+            self._state = {**self._state, "error": f"{type(error).__name__}: {error}"}
         finally:
             self._asking, self._asked_s = None, time.monotonic()

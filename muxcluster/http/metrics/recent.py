@@ -4,6 +4,7 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from muxcluster.core.events import FinishReason
 from muxcluster.core.request import ServiceClass, Slo
@@ -70,12 +71,13 @@ class RecentRequests:
     """The last `max_kept` requests that ended, for the event loop that answers them."""
 
     def __init__(self, max_kept: int = MAX_KEPT) -> None:
-        self._ended: deque[EndedRequest] = deque(maxlen=max_kept)
+        # by class: lines of batch jobs would drive out all others
+        self._ended = {each: deque[EndedRequest](maxlen=max_kept) for each in ServiceClass}
         # When a full queue refused requests, of which model and how many
         self._refusals: deque[tuple[float, str, int]] = deque(maxlen=max_kept)
 
     def add(self, ended: EndedRequest) -> None:
-        self._ended.append(ended)
+        self._ended[ended.service_class].append(ended)
 
     def refuse(self, model: str, num_requests: int, now_s: float) -> None:
         """Note requests that were refused before they became any."""
@@ -83,7 +85,8 @@ class RecentRequests:
 
     def find(self, request_id: str) -> list[EndedRequest]:
         """Return the choices of a call, by the id of its request or of its answer."""
-        return [each for each in self._ended if request_id in (each.request_id, each.call_id)]
+        kept = chain.from_iterable(self._ended.values())
+        return [each for each in kept if request_id in (each.request_id, each.call_id)]
 
     def figures(self, now_s: float) -> dict[str, RecentFigures]:
         """Return the figures of each model with requests in the window."""
@@ -94,13 +97,14 @@ class RecentRequests:
                 break
             num_refused[model] += num_requests
         ended: dict[str, list[EndedRequest]] = defaultdict(list)
-        for each in reversed(self._ended):
-            if each.ended_s < first_s:
-                break
-            if each.end == REJECTED:
-                num_refused[each.model] += 1
-            elif each.service_class is ServiceClass.INTERACTIVE:
-                ended[each.model].append(each)
+        for service_class, kept in self._ended.items():
+            for each in reversed(kept):
+                if each.ended_s < first_s:
+                    break
+                if each.end == REJECTED:
+                    num_refused[each.model] += 1
+                elif service_class is ServiceClass.INTERACTIVE:
+                    ended[each.model].append(each)
         models = ended.keys() | num_refused.keys()
         return {model: _figures(ended.get(model, ()), num_refused[model]) for model in models}
 

@@ -42,6 +42,7 @@ class RequestRecord:
         self._gaps = metrics.histograms["inter_token_latency_seconds"].labels(self._model, ENGINE)
         self._tokens = metrics.counters["generation_tokens"].labels(self._model, ENGINE)
         self._num_output = 0
+        self._has_vector = False
         self._num_shown = 0  # output tokens in `usage`, without surplus ones
         self._num_cached = 0
         self._finished: Finished | None = None
@@ -60,6 +61,9 @@ class RequestRecord:
         self._num_shown, self._num_cached = delta.num_output_tokens, delta.num_cached_tokens
         if delta.tokens:
             self._count_tokens(len(delta.tokens))
+        if delta.vector:
+            self._has_vector = True
+            self._first_s = self._latest_s = time.monotonic()
         if finished is not None:
             self._finished = finished
             self._observe_unit(finished)
@@ -108,14 +112,16 @@ class RequestRecord:
     ) -> None:
         self._metrics.num_live -= 1
         self._count_for_key(error)
-        end = self._end or self._end_by(error)
-        times = self.time().within(time.monotonic() - self._call.head.arrived_s)
+        call, end = self._call, self._end or self._end_by(error)
+        times = self.time().within(time.monotonic() - call.head.arrived_s)
         if end == REJECTED:
             self._metrics.count("admission_rejections", self._model)
         else:
             self._observe_end(end, times)
         line = self._line(end, times, error)
-        self._metrics.recent.add(self._ended(end, line))
+        # of the texts of a call that go well, one stands for all
+        if not (call.embeds and self._index and self._has_vector):
+            self._metrics.recent.add(self._ended(end, line))
         if request_log.is_on():
             request_log.write(line)
 
@@ -168,7 +174,7 @@ class RequestRecord:
             end=end,
             arrived_unix_s=time.time() - (now_s - arrived_s),
             ended_s=now_s,
-            ttft_s=self._first_s - arrived_s if self._num_output else None,
+            ttft_s=self._first_s - arrived_s if self._num_output or self._has_vector else None,
             tpot_s=self._tpot_s(),
             slo=call.slo,
         )

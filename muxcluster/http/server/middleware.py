@@ -135,7 +135,8 @@ class Edge:
         return self._keys.find(given) if scheme == "bearer" else None
 
     def _key_refusal(self, path: str, key: TenantKey | None) -> HttpError | None:
-        is_of_cluster = path.startswith(CLUSTER_ROUTES) and self._keys.has_admin
+        has_tenants = self._keys.has_tenants
+        is_of_cluster = path.startswith(CLUSTER_ROUTES) and (has_tenants or self._keys.has_admin)
         is_for_admin = path in ADMIN_ROUTES or is_of_cluster
         if path in OPEN_ROUTES or not (self._keys.are_asked_for or is_for_admin):
             return None

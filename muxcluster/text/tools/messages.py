@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from muxcluster.text.tools.asked import AskedTools
@@ -26,16 +27,13 @@ def described(
         for call in message.get("tool_calls", ())
     }
     told: list[dict[str, Any]] = []
-    is_after_result = False
-    for message in messages:
-        is_result = message["role"] == "tool"
-        if not is_result:
-            told.append(_with_calls_as_text(message))
-        elif is_after_result:
-            told[-1]["content"] += f"\n\n{_result(message, names)}"
+    for is_result, group in groupby(messages, key=lambda message: message["role"] == "tool"):
+        if is_result:
+            # at once: result by result would copy what there is for each of thousands
+            results = "\n\n".join(_result(message, names) for message in group)
+            told.append({"role": "user", "content": results})
         else:
-            told.append({"role": "user", "content": _result(message, names)})
-        is_after_result = is_result
+            told += map(_with_calls_as_text, group)
     return told if asked is None else _with_tools(told, asked)
 
 

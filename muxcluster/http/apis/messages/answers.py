@@ -1,8 +1,9 @@
 """Writes chat outputs as messages and events of the Messages API."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from muxcluster.core.events import FinishReason
 from muxcluster.http.answers.responses import Deltas, EventWriter, collected
@@ -67,7 +68,8 @@ def _block(item: Item) -> Json:
         case ItemKind.REASONING:
             return {"type": "thinking", "thinking": item.text, "signature": ""}
         case ItemKind.CALL:
-            return _tool_use(item, json.loads(item.text) if item.text else {})
+            # JSON already, which Python might read as numbers or text that cannot be written
+            return _tool_use(item, msgspec.Raw(item.text.encode()) if item.text else {})
 
 
 def _tool_use(item: Item, arguments: object) -> Json:

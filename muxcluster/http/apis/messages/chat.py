@@ -1,6 +1,7 @@
 """Makes chat requests of Messages requests."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from muxcluster.core.errors import InvalidValue, MissingParameter, UnsupportedParameter
 from muxcluster.core.inputs.clip import plain
@@ -103,19 +104,22 @@ def chat_messages(value: object, system: object) -> list[Json]:
         if fields.get("content") is None:
             raise MissingParameter(f"missing required field {param}.content", f"{param}.content")
         if role == "user":
-            for each in _of_user(fields["content"], f"{param}.content"):
-                _add(told, each)
+            told += _of_user(fields["content"], f"{param}.content")
         else:
             told.append(_of_assistant(fields["content"], f"{param}.content"))
+    return _with_joined_texts(told)
+
+
+def _with_joined_texts(messages: Sequence[Json]) -> list[Json]:
+    """Return the messages, texts of the user after one another as one."""
+    told: list[Json] = []
+    for role, group in groupby(messages, key=lambda message: message["role"]):
+        if role == "user":
+            # at once: text by text would copy what there is for each of thousands
+            told.append({"role": role, "content": "\n".join(each["content"] for each in group)})
+        else:
+            told += group
     return told
-
-
-def _add(told: list[Json], message: Json) -> None:
-    """Add a message; texts of the user after one another become one message."""
-    if told and message["role"] == "user" == told[-1]["role"]:
-        told[-1]["content"] += f"\n{message['content']}"
-    else:
-        told.append(message)
 
 
 def _of_user(content: object, param: str) -> list[Json]:
