@@ -21,7 +21,7 @@ _NAMES = {"cls_token": "cls", "mean_tokens": "mean"}
 _KINDS = ["Transformer", "Pooling"]
 _NORMALIZE = "Normalize"
 
-Task = Literal["auto", "generate", "embed"]
+Task = Literal["auto", "generate", "embed", "score"]
 
 
 def embedding_of(

@@ -8,7 +8,7 @@ from typing import Any
 from muxcluster.core.errors import LoadError
 from muxcluster.core.inputs.json_file import read_json_object
 from muxcluster.core.kvshape import KvDtype
-from muxcluster.core.served import EmbeddingOutput
+from muxcluster.core.served import EmbeddingOutput, ScoreOutput
 from muxcluster.placement.shapes.families import (
     is_encoder,
     num_lost_positions,
@@ -35,7 +35,9 @@ class ModelFacts:
     is_dense: bool = False  # it runs on the dense backend alone
     is_encoder: bool = False  # it gives embeddings and nothing else
     is_rounded: bool = False  # ordinary weights, quantised whenever they are loaded
-    embedding: EmbeddingOutput | None = None  # None: it generates text
+    # embedding, scoring: None for both: it generates text
+    embedding: EmbeddingOutput | None = None
+    scoring: ScoreOutput | None = None
 
 
 def read_facts(directory: Path) -> ModelFacts:

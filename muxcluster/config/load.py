@@ -25,6 +25,7 @@ from muxcluster.config.schema import (
     PolicySection,
     ServerSection,
 )
+from muxcluster.config.scoring import scoring_of
 from muxcluster.config.yamlfile import Location, key_text, read_yaml
 from muxcluster.core.errors import ConfigError
 from muxcluster.placement.hardware import gpu_named
@@ -189,19 +190,15 @@ def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredMode
 def _with_task(
     section: ModelSection, path: Path | None, facts: ModelFacts, at: Location, source: _Source
 ) -> tuple[ModelSection, ModelFacts]:
-    """Return section and facts of a model with its task; an embedding model has one output token.
+    """Return section and facts of a model with its task.
 
-    That token is nothing, and none of a request's decode jobs: the vector is its output.
+    One that does not generate has one output token. That token is nothing, and none of a request's
+    decode jobs: the vector or score is its output.
     """
-    embedding = embedding_of(
-        path, facts.shape.hidden_size, section.task, is_encoder=facts.is_encoder
-    )
-    if embedding is None and facts.is_encoder:
-        message = "it is an encoder, which generates no text, and has no modules.json of embeddings"
-        raise source.error((*at, "task"), message)
-    if embedding is None:
+    facts = _with_output(section, path, facts, at, source)
+    if facts.embedding is None and facts.scoring is None:
         return section, facts
-    refusal = "an embedding model has no output tokens"
+    refusal = "a model of embeddings or scores has no output tokens"
     if "output_tokens" in section.model_fields_set and section.output_tokens != 1:
         raise source.error((*at, "output_tokens"), refusal)
     if section.batch is not None and section.batch.output_tokens not in (None, 1):
@@ -215,11 +212,28 @@ def _with_task(
     facts = replace(
         facts,
         shape=replace(facts.shape, tied_embeddings=True),  # the output layer is left out
-        embedding=embedding,
         max_context=min(facts.max_context, longest or facts.max_context),
     )
     fields = {**dict(section), "output_tokens": 1.0}
     return ModelSection.model_construct(section.model_fields_set, **fields), facts
+
+
+def _with_output(
+    section: ModelSection, path: Path | None, facts: ModelFacts, at: Location, source: _Source
+) -> ModelFacts:
+    """Return the facts with what the model answers with, if that is no text."""
+    if facts.is_encoder and path is not None:
+        scoring = scoring_of(path, section.task)
+        if scoring is not None:
+            return replace(facts, scoring=scoring)
+    elif section.task == "score":
+        raise source.error((*at, "task"), "only encoders with a classifier score pairs of texts")
+    size = facts.shape.hidden_size
+    embedding = embedding_of(path, size, section.task, is_encoder=facts.is_encoder)
+    if embedding is None and facts.is_encoder:
+        message = "it is an encoder, which generates no text, and has no modules.json of embeddings"
+        raise source.error((*at, "task"), message)
+    return replace(facts, embedding=embedding)
 
 
 def _quantised(

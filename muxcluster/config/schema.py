@@ -167,9 +167,11 @@ class ModelSection(Section):
     `reasoning_content`: `think` (`<think>`), `mistral` (`[THINK]`), `seed` (`<seed:think>`),
     `harmony` (gpt-oss: the channel `analysis`); `auto` takes those of its chat template or
     vocabulary; with `none`, all of the output is content."""
-    task: Literal["auto", "generate", "embed"] = "auto"
-    """What the model answers with: `generate` is text, `embed` a vector (`/v1/embeddings`), `auto`
-    is `embed` for a directory of sentence-transformers, with a `modules.json`, else `generate`."""
+    task: Literal["auto", "generate", "embed", "score"] = "auto"
+    """What the model answers with: `generate` is text, `embed` a vector (`/v1/embeddings`), `score`
+    a number for two texts (`/v1/rerank`); `auto` is `embed` for a directory of
+    sentence-transformers, with a `modules.json`, `score` for an encoder with a classifier, else
+    `generate`."""
     trust_remote_code: bool = False
     """Code in the model's directory may run, with all rights of the server."""
 

@@ -69,6 +69,7 @@ def served_models(config: Config) -> tuple[ServedModel, ...]:
             tool_format=model.section.tool_format,
             reasoning=model.section.reasoning,
             embedding=model.facts.embedding,
+            scoring=model.facts.scoring,
         )
         for model in config.models
     )
@@ -125,6 +126,8 @@ def _served(config: Config, spec: ModelSpec, model: ConfiguredModel, dtype: str)
     section, embedding = model.section, model.facts.embedding
     if embedding is not None:
         spec = replace(spec, embedding_size=embedding.size, pooling=embedding.pooling)
+    if model.facts.scoring is not None:
+        spec = replace(spec, embedding_size=1, pooling="score")
     is_encoder = model.facts.is_encoder
     return replace(
         spec,

@@ -27,6 +27,13 @@ class EmbeddingOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreOutput:
+    """What a cross-encoder answers with: a number for two texts that it reads at once."""
+
+    is_sigmoid: bool = True  # scores are the sigmoid of what the model computes, 0 to 1
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """One entry of `/v1/models` and what the edge validates requests against."""
 
@@ -38,7 +45,9 @@ class ServedModel:
     slo: Slo | None = None
     tool_format: str = "auto"  # `models[].tool_format` of the file
     reasoning: str = "auto"  # `models[].reasoning` of the file
-    embedding: EmbeddingOutput | None = None  # None: it generates
+    # embedding, scoring: None for both: it generates
+    embedding: EmbeddingOutput | None = None
+    scoring: ScoreOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,8 @@ class ModelSpec:
     # prompt token and a token that means nothing; 0: the model generates
     embedding_size: int = 0
     # Which last hidden states make the vector: "lasttoken" (decoders), "cls" (the first token's) or
-    # "mean" (of all tokens; backend "encoder" alone)
+    # "mean" (of all tokens). "score": the vector is what a classifier makes of them. The last three
+    # are of the backend "encoder" alone.
     pooling: str = "lasttoken"
 
     @property

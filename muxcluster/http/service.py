@@ -34,7 +34,6 @@ from muxcluster.http.calls.embedding import (
     VectorForm,
     check_generates,
     embedding_prompts,
-    output_of,
     texts_of,
 )
 from muxcluster.http.calls.model_text import ModelText, ModelTexts, off_loop
@@ -177,17 +176,16 @@ class CompletionService:
     ) -> Call:
         """As `prepare`, for the vectors of texts; a call takes few places of a queue at a time."""
         model = self._permitted(body, head)
-        output_of(model)
+        texts = texts_of(body, model)
         if isinstance(body, EmbeddingBody):
             VectorForm.of(body, model)  # a wrong one takes nothing from the limits of its key
-        texts = texts_of(body)
         of_class = service_class(body)
         most = min(len(texts), MOST_AT_ONCE, self._settings.queues.of(of_class))
         admission = self._admit(model.served.name, of_class, most)
         try:
             if tokenised is None or tokenised.model is not model:
                 work = partial(embedding_prompts, body, model, texts)
-                num_chars = sum(len(text.content) + _TEXT_CHARS for text in texts)
+                num_chars = sum(text.length + _TEXT_CHARS for text in texts)
                 prompts = await off_loop(work, num_chars, self._settings.inline_chars)
                 tokenised = Tokenised(model, prompts)
             targets = slo(body.slo, model.served.slo)
@@ -343,8 +341,7 @@ class CompletionService:
 def tokenise(body: GenerationBody | EmbeddingBody, model: ModelText) -> Tokenised:
     """Return the body's prompts, tokenised on this thread. Raises RequestError."""
     if isinstance(body, EmbeddingBody):
-        output_of(model)
-        return Tokenised(model, embedding_prompts(body, model, texts_of(body)))
+        return Tokenised(model, embedding_prompts(body, model, texts_of(body, model)))
     check_generates(model)
     if isinstance(body, ChatBody):
         text = model.render(body, chat_messages(body.messages), _asked(body))

@@ -52,6 +52,11 @@ class Tokenizer:
         ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Return the token ids of two texts that a model reads at once, with special tokens."""
+        ids: list[int] = self._fast.encode(first, second).ids
+        return ids
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; ids outside the vocabulary have none."""
         text: str = self._fast.decode(list(ids), skip_special_tokens=skip_special_tokens)

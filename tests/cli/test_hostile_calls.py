@@ -15,7 +15,7 @@ from muxcluster.cli.batch_server.client import BatchServer
 from muxcluster.cli.server.serving import announce
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.inputs.web_url import checked_url
-from muxcluster.core.served import EmbeddingOutput, ServedModel
+from muxcluster.core.served import EmbeddingOutput, ScoreOutput, ServedModel
 from tests.cli.calls import call, refusal
 from tests.local_http import QuietHandler, running
 
@@ -214,6 +214,7 @@ def test_the_call_to_paste_is_one_that_its_model_answers() -> None:
     for models, route, name in (
         ([vectors], "/v1/embeddings", "vectors"),
         ([vectors, chat], "/v1/chat/completions", "chat"),
+        ([replace(chat, name="scores", scoring=ScoreOutput())], "/v1/rerank", "scores"),
     ):
         shown = io.StringIO()
         announce(Console(file=shown, soft_wrap=True), models, "http://127.0.0.1:1")

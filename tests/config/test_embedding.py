@@ -14,7 +14,7 @@ from muxcluster.config.planner_input import nodes_of, problem
 from muxcluster.config.planning import plan_for
 from muxcluster.config.units import served_models, unit_specs
 from muxcluster.core.errors import ConfigError, LoadError
-from muxcluster.core.served import EmbeddingOutput
+from muxcluster.core.served import EmbeddingOutput, ScoreOutput
 from muxcluster.sim.demand.loads import poisson_load
 from tests.models import as_embedder
 
@@ -157,11 +157,12 @@ def test_newer_files_name_one_mode(loaded: Callable[..., Config]) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (", output_tokens: 5", r"models\[0\].output_tokens: an embedding model has no output"),
-        (", batch: {queue_tokens: 9, output_tokens: 2}", r"batch.output_tokens: an embedding"),
+        (", output_tokens: 5", r"models\[0\].output_tokens: a model of embeddings or scores has"),
+        (", batch: {queue_tokens: 9, output_tokens: 2}", r"batch.output_tokens: a model of"),
         (", backend: dense", r"models\[0\].backend: the dense backend gives no embeddings"),
         (", max_model_len: 4096", "more than the model's longest context"),
         (", task: rerank", r"models\[0\].task"),
+        (", task: score", r"models\[0\].task: only encoders"),
     ],
 )
 def test_keys_that_contradict_the_task(
@@ -236,6 +237,56 @@ def test_what_encoders_cannot(
     change = change or partial(as_embedder, pooling="mean_tokens")
     with pytest.raises(error, match=message):
         loaded(keys, change, model_type="bert")
+
+
+CLASSIFIER: dict[str, object] = {
+    "model_type": "xlm-roberta",
+    "architectures": ["XLMRobertaForSequenceClassification"],
+    "id2label": {"0": "LABEL_0"},
+    "type_vocab_size": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("entries", "is_sigmoid"),
+    [
+        ({}, True),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, False),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, False),
+        ({"sentence_transformers": {"version": "5.0"}}, True),
+    ],
+)
+def test_an_encoder_with_a_classifier_scores(
+    loaded: Callable[..., Config], entries: dict[str, Any], is_sigmoid: bool
+) -> None:
+    config = loaded("", nothing, **CLASSIFIER | entries)
+    (served,) = served_models(config)
+    assert (served.embedding, served.scoring) == (None, ScoreOutput(is_sigmoid))
+    ((spec,),) = (unit.models for unit in unit_specs(config, plan_for(config)))
+    assert (spec.backend, spec.pooling, spec.embedding_size) == ("encoder", "score", 1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "entries", "error", "message"),
+    [
+        ("", {"id2label": {"0": "no", "1": "yes"}}, LoadError, "has 2 labels; models that score"),
+        ("", {"id2label": None}, LoadError, "has 2 labels"),
+        ("", {"type_vocab_size": 2}, LoadError, "by token types, which is not served"),
+        ("", {"sbert_ce_default_activation_function": "a.Tanh"}, LoadError, "activation Tanh"),
+        (", task: score", {"architectures": ["XLMRobertaModel"]}, LoadError, "names no model"),
+        (", task: score", {"model_type": "llama"}, ConfigError, "only encoders with a classifier"),
+        (", output_tokens: 3", {}, ConfigError, "has no output tokens"),
+    ],
+)
+def test_classifiers_that_are_refused(
+    loaded: Callable[..., Config],
+    keys: str,
+    entries: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message):
+        loaded(keys, nothing, **CLASSIFIER | entries)
 
 
 def test_a_shape_is_planned_as_an_embedding_model(write: Callable[[str], Path]) -> None:

@@ -11,10 +11,11 @@ import httpx
 import numpy as np
 import openai
 import pytest
+import torch
 import yaml
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from muxcluster.demo.models import build_model
 from tests.batch.jobs import line_of
@@ -45,17 +46,34 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def cross_encoder(directory: Path, tokenized: Path) -> None:
+    """A tiny model that scores pairs of texts, with the tokenizer of another, but its pairs."""
+    auto = AutoModelForSequenceClassification
+    encoder(directory, "xlm-roberta", auto, num_labels=1, vocab_size=512, type_vocab_size=1)
+    shutil.copy(tokenized / "tokenizer_config.json", directory)
+    tokenizer = Tokenizer.from_file(str(tokenized / "tokenizer.json"))
+    marks = [("<|bos|>", 0), ("<|eos|>", 1)]
+    tokenizer.post_processor = TemplateProcessing(
+        single="<|bos|> $A <|eos|>",
+        pair="<|bos|> $A <|eos|> <|eos|> $B <|eos|>",
+        special_tokens=marks,
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
 @pytest.fixture(scope="module")
 def url(model: Path) -> Iterator[str]:
     chat = build_model(model.parent / "chat", "llama", seed=6)
     as_embedder(encoder(model.parent / "encoder", "bert"), pooling="mean_tokens")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(chat / name, model.parent / "encoder" / name)
+    cross_encoder(model.parent / "reranker", chat)
     content = {
         "models": [
             {"name": "embedder", "path": "embedder", "max_model_len": CONTEXT},
             {"name": "chat", "path": "chat", "max_model_len": 256},
             {"name": "encoder", "path": "encoder"},
+            {"name": "reranker", "path": "reranker"},
         ],
         "cluster": {"nodes": [{"name": "here", "gpu": "cpu", "cores": 1}]},
         "policy": {"partition": "none", "kv_gb": 0.1},
@@ -257,6 +275,39 @@ def test_scores_of_one_text_and_of_pairs(url: str, oracle: EmbeddingOracle, toke
     check([each["score"] for each in answer["data"]], (vectors * vectors[::-1]).sum(-1))
     answer = post(url, "score", text_1="a", text_2="a").json()
     check([each["score"] for each in answer["data"]], np.ones(1))
+
+
+def test_a_cross_encoder_reads_two_texts_at_once(url: str, model: Path) -> None:
+    path = model.parent / "reranker"
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    oracle = AutoModelForSequenceClassification.from_pretrained(path).eval()
+
+    def score(first: str, second: str) -> float:
+        ids = torch.tensor([tokenizer(first, second)["input_ids"]])
+        with torch.inference_mode():
+            found = oracle(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        return float(found.double().sigmoid())
+
+    query = "Where do people wait?"
+    expected = np.array([score(query, text) for text in TEXTS])
+    asked = {"model": "reranker", "query": query, "documents": TEXTS}
+    answer = post(url, "rerank", **asked).json()
+    found = {each["index"]: each["relevance_score"] for each in answer["results"]}
+    check([found[i] for i in range(3)], expected)
+    assert [each["index"] for each in answer["results"]] == np.argsort(-expected).tolist()
+    num_tokens = sum(len(tokenizer(query, text)["input_ids"]) for text in TEXTS)
+    assert answer["usage"]["total_tokens"] == num_tokens
+    pairs = {"model": "reranker", "text_1": TEXTS, "text_2": TEXTS[::-1]}
+    answer = post(url, "score", **pairs).json()
+    expected = np.array([score(*pair) for pair in zip(TEXTS, TEXTS[::-1], strict=True)])
+    check([each["score"] for each in answer["data"]], expected)
+    assert refusal(url, model="reranker", input="a")[1] == "model"
+    assert refusal(url, "rerank", **asked, truncate_prompt_tokens=5)[:2] == (
+        "unsupported_parameter",
+        "truncate_prompt_tokens",
+    )
+    long = {"model": "reranker", "query": "a b " * CONTEXT, "documents": ["b", "c"]}
+    assert refusal(url, "rerank", **long)[:2] == ("context_length_exceeded", "documents[0]")
 
 
 @pytest.mark.parametrize(

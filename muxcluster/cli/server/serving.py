@@ -92,20 +92,27 @@ def announce(
     for model in models:
         line = f"  {model.name}: context {model.max_model_len}, from {model.path}"
         console.print(line, markup=False)
-    first = next((model for model in models if model.embedding is None), models[0])
-    route = "chat/completions" if first.embedding is None else "embeddings"
+    generating = (each for each in models if each.embedding is None and each.scoring is None)
+    first = next(generating, models[0])
+    route = "chat/completions"
+    if first.embedding is not None or first.scoring is not None:
+        route = "embeddings" if first.scoring is None else "rerank"
     console.print(curl_line(first.name, url, needs_key, route), markup=False)
+
+
+_ASKED = {
+    "chat/completions": '"messages": [{"role": "user", "content": "Hello"}]',
+    "embeddings": '"input": "Hello"',
+    "rerank": '"query": "Hello", "documents": ["Hi", "Bye"]',
+}
 
 
 def curl_line(
     model: str, url: str, needs_key: bool = False, route: str = "chat/completions"
 ) -> str:
-    """Return a shell command for a chat with `model`, or for route "embeddings" for a vector."""
+    """Return a shell command that calls `model` by a route, one of `_ASKED`."""
     key = ' -H "Authorization: Bearer $MUXCLUSTER_API_KEY"' if needs_key else ""
-    asked = '"messages": [{"role": "user", "content": "Hello"}]'
-    if route == "embeddings":
-        asked = '"input": "Hello"'
-    body = f'{{"model": "{model}", {asked}}}'
+    body = f'{{"model": "{model}", {_ASKED[route]}}}'
     return f"curl {url}/v1/{route}{key} -H 'Content-Type: application/json' -d '{body}'"
 
 

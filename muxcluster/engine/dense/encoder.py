@@ -19,12 +19,16 @@ from muxcluster.engine.memory.arena import ModelArena
 from muxcluster.engine.sampling.prompt_positions import Asked
 
 MOST_TOKENS = 8192  # of a padded batch, unless one text is longer
-MEAN, CLS = "mean", "cls"
+MEAN, CLS, SCORE = "mean", "cls", "score"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoder:
-    """A loaded encoder. pooling: the MEAN of all tokens' last hidden states, or CLS, the first."""
+    """A loaded encoder.
+
+    pooling: MEAN of the last hidden states of all tokens; CLS, the first; SCORE: what a classifier
+    makes of them.
+    """
 
     name: str
     model: Any  # transformers' own
@@ -36,7 +40,11 @@ class Encoder:
 
     def embed(self, tokens: Tensor, is_token: Tensor) -> Tensor:
         """Return fp32 [texts, size]. tokens: int64 [texts, longest], is_token: bool, alike."""
-        states = self.model(input_ids=tokens, attention_mask=is_token.long()).last_hidden_state
+        output = self.model(input_ids=tokens, attention_mask=is_token.long())
+        if self.pooling == SCORE:
+            scores: Tensor = output.logits.float()
+            return scores
+        states = output.last_hidden_state
         if self.pooling == CLS:
             first: Tensor = states[:, 0].float()
             return first

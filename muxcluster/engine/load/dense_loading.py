@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForSequenceClassification
 
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
-from muxcluster.engine.dense.encoder import Encoder
+from muxcluster.engine.dense.encoder import SCORE, Encoder
 from muxcluster.engine.dense.forward import DenseForward
 from muxcluster.engine.dense.model import DenseModel, NotDense
 from muxcluster.engine.dense.padding import Padding
@@ -67,20 +67,21 @@ def _plain_logits(model: nn.Module) -> Tensor:
 def load_encoder(spec: ModelSpec, device: str) -> Encoder:
     """Return the encoder in `spec.path` on `device` in `spec.dtype`.
 
-    Raises LoadError as `load_dense`, and if its hidden states are of another size or not finite.
+    Raises LoadError as `load_dense`, and if its vectors are of another size or not finite.
     """
     check_load_format(spec)
     file = Path(spec.path, "config.json")
     if weight_format(spec) is not None:
         raise LoadError(file, "encoders run no quantised weights")
     config = any_config(file.parent, trust_remote_code=spec.trust_remote_code)
+    kind = AutoModelForSequenceClassification if spec.pooling == SCORE else AutoModel
     with quiet_loading():
         if spec.load_format == "dummy":
             with torch.random.fork_rng([]):
                 torch.default_generator.manual_seed(spec.seed)
-                model = AutoModel.from_config(config, dtype=DTYPES[spec.dtype]).to(device)
+                model = kind.from_config(config, dtype=DTYPES[spec.dtype]).to(device)
         else:
-            model = read_weights(config, spec, None, AutoModel).to(device)
+            model = read_weights(config, spec, None, kind).to(device)
         model.eval().requires_grad_(False)
         if torch.device(device).type == "cpu":
             pack_linears(model)
@@ -94,6 +95,6 @@ def _check_encoder(encoder: Encoder, spec: ModelSpec, device: str) -> None:
     tokens = torch.ones((1, _NUM_TOKENS), dtype=torch.int64, device=device)
     vectors = encoder.embed(tokens, torch.ones_like(tokens, dtype=torch.bool))
     if vectors.shape[1] != spec.embedding_size:
-        message = f"its hidden states have {vectors.shape[1]} numbers, not {spec.embedding_size}"
+        message = f"its vectors have {vectors.shape[1]} numbers, not {spec.embedding_size}"
         raise LoadError(Path(spec.path, "config.json"), message)
     check_logits(vectors, spec)

@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+)
 
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
@@ -30,6 +35,8 @@ from muxcluster.engine.load.tensor_loading import load_by_tensor
 from muxcluster.engine.load.weights import check_weight_files
 
 logger = logging.getLogger(__name__)
+
+Kind = type[AutoModel | AutoModelForCausalLM | AutoModelForSequenceClassification]
 
 
 def load_model(
@@ -80,12 +87,12 @@ def read_weights(
     config: PretrainedConfig,
     spec: ModelSpec,
     attention: str | None,
-    kind: type[AutoModel | AutoModelForCausalLM] = AutoModelForCausalLM,
+    kind: Kind = AutoModelForCausalLM,
 ) -> nn.Module:
     """Return the model in `spec.path` with the named attention, None: as transformers chooses it.
 
     kind: AutoModel for a model without an output layer, whose pooling layer, if it has one, nobody
-    reads.
+    reads; or that for a classifier.
     Raises LoadError, as `load_model`, naming the file at fault.
     """
     file = check_weight_files(Path(spec.path))
@@ -106,7 +113,7 @@ def read_weights(
     if kind is AutoModel:
         missing = {name for name in findings["missing_keys"] if not name.startswith("pooler.")}
         findings["missing_keys"] = missing
-    elif spec.embedding_size:
+    elif kind is AutoModelForCausalLM and spec.embedding_size:
         # files of an embedding model need not have an output layer
         of_head = {f"{name}.{kind}" for name in names_of_head(model) for kind in ("weight", "bias")}
         findings["missing_keys"] = set(findings["missing_keys"]) - of_head

@@ -1,4 +1,4 @@
-"""Responses of /v1/score and /v1/rerank: cosines of the angles between vectors of texts."""
+"""Responses of /v1/score and /v1/rerank: cosines of vectors, or what a cross-encoder computes."""
 
 import time
 from collections.abc import Sequence
@@ -20,8 +20,7 @@ _LEAST_LENGTH = 1e-12
 async def scores(call: Call, deltas: Deltas, body: ScoreBody) -> Json:
     """Return the response of /v1/score, in the order of text_2. Raises as `vectors_of`."""
     vectors, usage = await vectors_of(call, deltas)
-    first = len(body.text_1)
-    found = await _cosines(vectors[:first], vectors[first:])
+    found = await _scores(call, vectors, len(body.text_1))
     return {
         "id": call.call_id,
         "object": "list",
@@ -37,8 +36,8 @@ async def scores(call: Call, deltas: Deltas, body: ScoreBody) -> Json:
 
 async def reranked(call: Call, deltas: Deltas, body: RerankBody) -> Json:
     """Return the response of /v1/rerank, the nearest document first. Raises as `vectors_of`."""
-    (query, *documents), usage = await vectors_of(call, deltas)
-    found = await _cosines([query], documents)
+    vectors, usage = await vectors_of(call, deltas)
+    found = await _scores(call, vectors, 1)
     order = np.argsort(-found, kind="stable")[: body.top_n]
     results: list[Json] = [
         {"index": index, "relevance_score": float(found[index])} for index in order.tolist()
@@ -52,6 +51,17 @@ async def reranked(call: Call, deltas: Deltas, body: RerankBody) -> Json:
         "results": results,
         "usage": usage,
     }
+
+
+async def _scores(call: Call, vectors: Sequence[bytes], num_first: int) -> NDArray[np.float64]:
+    """Return the scores, float64. vectors: of a cross-encoder numbers of pairs, else vectors of
+    `num_first` texts and of those that they are compared with."""
+    scoring = call.model.served.scoring
+    if scoring is None:
+        return await _cosines(vectors[:num_first], vectors[num_first:])
+    numbers = np.frombuffer(b"".join(vectors), dtype="<f4").astype(np.float64)
+    # the sigmoid, without overflow
+    return np.exp(-np.logaddexp(0.0, -numbers)) if scoring.is_sigmoid else numbers
 
 
 async def _cosines(one: Sequence[bytes], others: Sequence[bytes]) -> NDArray[np.float64]:

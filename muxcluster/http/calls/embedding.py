@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.errors import ContextLengthExceeded, InvalidValue
+from muxcluster.core.errors import ContextLengthExceeded, InvalidValue, UnsupportedParameter
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.served import EmbeddingOutput
 from muxcluster.http.calls.call import Prompt
@@ -59,39 +59,74 @@ def output_of(model: ModelText) -> EmbeddingOutput:
     """Return what the model answers with. Raises InvalidValue if it is no embedding model."""
     output = model.served.embedding
     if output is None:
-        message = f"{model.served.name} generates text and gives no embeddings"
-        raise InvalidValue(message, "model")
+        does = "generates text"
+        if model.served.scoring is not None:
+            does = "scores pairs of texts (/v1/score, /v1/rerank)"
+        raise InvalidValue(f"{model.served.name} {does} and gives no embeddings", "model")
     return output
 
 
 def check_generates(model: ModelText) -> None:
-    """Raise InvalidValue if the model is an embedding model."""
-    if model.served.embedding is not None:
-        message = f"{model.served.name} gives embeddings (/v1/embeddings) and generates no text"
-        raise InvalidValue(message, "model")
+    """Raise InvalidValue if the model does not generate."""
+    served = model.served
+    if served.embedding is not None or served.scoring is not None:
+        does = "gives embeddings (/v1/embeddings)"
+        if served.scoring is not None:
+            does = "scores pairs of texts (/v1/score, /v1/rerank)"
+        raise InvalidValue(f"{served.name} {does} and generates no text", "model")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Text:
-    """A text of a call, or its token ids, and the field that it is in."""
+    """A text of a call, its token ids or a pair of texts, and the field that it is in."""
 
     param: str
-    content: str | list[int]
+    content: str | list[int] | tuple[str, str]
+
+    @property
+    def length(self) -> int:
+        """Characters or tokens."""
+        if isinstance(self.content, tuple):
+            return sum(map(len, self.content))
+        return len(self.content)
 
 
-def texts_of(body: TextsBody) -> list[Text]:
-    """Return the texts of `body`, for each of which a vector is needed. Raises InvalidValue."""
+def texts_of(body: TextsBody, model: ModelText) -> list[Text]:
+    """Return the texts of `body`, for each of which the engine is asked for a vector or a score.
+
+    Raises InvalidValue, also if the model answers with something else.
+    """
+    if model.served.scoring is not None and isinstance(body, ScoreBody | RerankBody):
+        return _at_most(_pairs(body), "documents" if isinstance(body, RerankBody) else "text_2")
+    output_of(model)
     if isinstance(body, EmbeddingBody):
         return _named("input", split_prompts(body.input, "input", MAX_INPUTS))
     if isinstance(body, RerankBody):
         texts = [Text("query", body.query), *_named("documents", body.documents)]
         return _at_most(texts, "documents")
     assert isinstance(body, ScoreBody)
+    _check_numbers(body)
+    texts = [*_named("text_1", body.text_1), *_named("text_2", body.text_2)]
+    return _at_most(texts, "text_2")
+
+
+def _pairs(body: ScoreBody | RerankBody) -> list[Text]:
+    if isinstance(body, RerankBody):
+        firsts, seconds = [body.query] * len(body.documents), _named("documents", body.documents)
+    else:
+        _check_numbers(body)
+        firsts, seconds = body.text_1, _named("text_2", body.text_2)
+        firsts = firsts if len(firsts) > 1 else firsts * len(seconds)
+    return [
+        Text(second.param, (first, str(second.content)))
+        for first, second in zip(firsts, seconds, strict=True)
+    ]
+
+
+def _check_numbers(body: ScoreBody) -> None:
     if len(body.text_1) not in (1, len(body.text_2)):
         message = f"text_1 has {len(body.text_1)} texts: one, or as many as text_2, are compared"
         raise InvalidValue(message, "text_1")
-    texts = [*_named("text_1", body.text_1), *_named("text_2", body.text_2)]
-    return _at_most(texts, "text_2")
 
 
 def _named(param: str, contents: Sequence[str | list[int]]) -> list[Text]:
@@ -118,11 +153,21 @@ def embedding_prompts(
 
 
 def _tokens(
-    item: str | list[int], body: TextsBody, model: ModelText, most: int | None, param: str
+    item: str | list[int] | tuple[str, str],
+    body: TextsBody,
+    model: ModelText,
+    most: int | None,
+    param: str,
 ) -> NDArray[np.int32]:
     """Return the tokens of a text, cut to `most` if it is given."""
     is_marked = body.add_special_tokens is not False
-    if not isinstance(item, str):
+    if isinstance(item, tuple):
+        if most is not None or not is_marked:
+            name = "add_special_tokens" if most is None else "truncate_prompt_tokens"
+            raise UnsupportedParameter(f"{name} is not supported for pairs of texts", name)
+        model.check_length("".join(item), param)
+        tokens = model.encode_pair(*item)
+    elif not isinstance(item, str):
         tokens = token_ids(item, model.served.vocab_size, param)[:most]
     elif most is not None:
         tokens = _cut(item, model, most, is_marked=is_marked)

@@ -58,7 +58,14 @@ class ModelText:
 
         Raises InvalidValue for a token of the tokenizer that the model has no embedding for.
         """
-        tokens = np.array(self.tokenizer.encode(text, add_special_tokens), dtype=np.int32)
+        return self._checked(self.tokenizer.encode(text, add_special_tokens))
+
+    def encode_pair(self, first: str, second: str) -> NDArray[np.int32]:
+        """Return the token ids of two texts that the model reads at once. Raises as `encode`."""
+        return self._checked(self.tokenizer.encode_pair(first, second))
+
+    def _checked(self, ids: Sequence[int]) -> NDArray[np.int32]:
+        tokens = np.array(ids, dtype=np.int32)
         if tokens.size and tokens.max() >= self.served.vocab_size:
             raise InvalidValue(
                 f"the text holds token {tokens.max()}, outside the model's vocabulary of "

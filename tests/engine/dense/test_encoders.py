@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
 from muxcluster.config.facts import read_facts
 from muxcluster.core.errors import LoadError
@@ -38,8 +38,8 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def encoder(directory: Path, kind: str) -> Path:
-    """A tiny random model."""
+def encoder(directory: Path, kind: str, auto: Any = AutoModel, **more: Any) -> Path:
+    """A tiny random model of a class; more: fields of its configuration."""
     fields = {
         "vocab_size": VOCAB,
         "hidden_size": SIZE,
@@ -50,7 +50,7 @@ def encoder(directory: Path, kind: str) -> Path:
     }
     if kind == "distilbert":
         fields = {"vocab_size": VOCAB, "max_position_embeddings": LONGEST}
-    model = AutoModel.from_config(AutoConfig.for_model(kind, **fields | FIELDS[kind]))
+    model = auto.from_config(AutoConfig.for_model(kind, **fields | FIELDS[kind] | more))
     generator = torch.Generator().manual_seed(len(kind))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -142,6 +142,26 @@ def test_in_mixed_jobs_of_one_process(encoders: Mapping[str, Path]) -> None:
         sink.wait_for_ends(len(texts))
         check_vectors(sink, spec, texts)
         check_nothing_leaks(unit)
+
+
+@pytest.mark.parametrize("kind", ["xlm-roberta", "mpnet", "distilbert", "modernbert"])
+def test_scores_of_cross_encoders(tmp_path: Path, kind: str) -> None:
+    path = encoder(tmp_path / kind, kind, AutoModelForSequenceClassification, num_labels=1)
+    spec = unit_of({kind: path}, lane="mixed", partition="none")
+    scoring = replace(spec.models[0], pooling="score", embedding_size=1)
+    spec = replace(spec, models=(scoring,))
+    texts = texts_of(spec)
+    oracle = AutoModelForSequenceClassification.from_pretrained(path).eval()
+    with running(spec) as (unit, sink):
+        embed(unit, texts)
+        sink.wait_for_ends(len(texts))
+        for request_id, tokens in texts.items():
+            ids = torch.tensor([tokens])
+            with torch.inference_mode():
+                expected = oracle(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            found = np.frombuffer(sink.vectors[request_id], dtype=np.float32)
+            assert found.shape == (1,)
+            assert abs(found[0] - expected.item()) < 1e-4 * max(1.0, abs(expected.item()))
 
 
 def test_a_checkpoint_without_a_layer_is_refused(

@@ -159,6 +159,23 @@ def test_in_mixed_jobs_of_one_process(
         check_nothing_leaks(unit)
 
 
+def test_quantised_when_loaded(
+    embedders: Mapping[str, Path], vectors_of: Mapping[str, EmbeddingOracle]
+) -> None:
+    """Near the vectors of the whole weights, as answers of quantised models are."""
+    spec = unit_of({"qwen3": embedders["qwen3"]}, lane="mixed", partition="none")
+    (model,) = spec.models
+    spec = replace(spec, models=(replace(model, quantize="int8"),))
+    texts = texts_of(spec, ["qwen3"])
+    with running(spec) as (unit, sink):
+        embed(unit, texts)
+        sink.wait_for_ends(len(texts))
+        for request_id, tokens in texts.items():
+            vector = np.frombuffer(sink.vectors[request_id], dtype=np.float32).astype(np.float64)
+            cosine = vector @ vectors_of["qwen3"].embed(tokens) / np.linalg.norm(vector)
+            assert 0.99 < cosine < 1 - 1e-7
+
+
 def test_over_two_ranks(
     embedders: Mapping[str, Path], vectors_of: Mapping[str, EmbeddingOracle]
 ) -> None:
