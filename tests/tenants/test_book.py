@@ -122,7 +122,7 @@ def test_a_disk_that_refuses_keeps_no_request_open_and_the_batch_counts_later(
     other.close()
     asyncio.run(book.settle("i", 3, [end("3", 10)]))
     ((*_, requests, prompt, output, cached, refused),) = sums(book)
-    assert (requests, prompt + output, refused) == (3, 40, 0)
+    assert (requests, prompt + output, refused) == (3, 50, 0)
     book.close()
 
 
