@@ -64,6 +64,11 @@ class KeyRing:
     def has_admin(self) -> bool:
         return any(key.is_admin for keys in (self._own, self._found) for key in keys.values())
 
+    @property
+    def keep_apart(self) -> bool:
+        """True where only an admin may see what all clients do: there is one, or tenants."""
+        return self._service is not None or self.has_admin
+
     def find(self, secret: bytes) -> TenantKey | None:
         """Return the key with this secret.
 
