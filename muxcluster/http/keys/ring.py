@@ -56,11 +56,6 @@ class KeyRing:
         return self._service is not None or any(not key.is_admin for key in self._own.values())
 
     @property
-    def has_tenants(self) -> bool:
-        """True if there are keys that must not see what others do."""
-        return self._service is not None
-
-    @property
     def are_known(self) -> bool:
         """False until the service has told its keys."""
         return self._service is None or bool(self._version)
@@ -68,6 +63,11 @@ class KeyRing:
     @property
     def has_admin(self) -> bool:
         return any(key.is_admin for keys in (self._own, self._found) for key in keys.values())
+
+    @property
+    def keep_apart(self) -> bool:
+        """True where only an admin may see what all clients do: there is one, or tenants."""
+        return self._service is not None or self.has_admin
 
     def find(self, secret: bytes) -> TenantKey | None:
         """Return the key with this secret.

@@ -25,8 +25,9 @@ PAGE_ROUTES = frozenset({"/dashboard", "/dashboard/page.js", "/dashboard/page.cs
 OPEN_ROUTES = frozenset({"/health", "/ping", "/ready"}) | PAGE_ROUTES
 ADMIN_ROUTES = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/pin", "/unpin", "/usage"})
 JOB_ROUTES = ("/v1/files", "/v1/batches")
-CLUSTER_ROUTES = "/v1/cluster/"  # of what all clients do: for the admin key alone, if there is one
-OVERVIEWS = ("/metrics", "/status", "/timeline", "/load", CLUSTER_ROUTES)  # of all models
+# of what all clients do: for admin keys alone, if there is one or there are tenants
+CLUSTER_ROUTES = "/v1/cluster/"
+OVERVIEWS = ("/metrics", "/status", "/timeline", "/load")  # of all models
 UPLOAD = "/v1/files"
 FORM_BYTES = 64 * 2**10  # of an upload's form around the file
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -135,8 +136,7 @@ class Edge:
         return self._keys.find(given) if scheme == "bearer" else None
 
     def _key_refusal(self, path: str, key: TenantKey | None) -> HttpError | None:
-        has_tenants = self._keys.has_tenants
-        is_of_cluster = path.startswith(CLUSTER_ROUTES) and (has_tenants or self._keys.has_admin)
+        is_of_cluster = path.startswith(CLUSTER_ROUTES) and self._keys.keep_apart
         is_for_admin = path in ADMIN_ROUTES or is_of_cluster
         if path in OPEN_ROUTES or not (self._keys.are_asked_for or is_for_admin):
             return None

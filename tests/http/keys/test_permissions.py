@@ -7,7 +7,9 @@ from starlette.testclient import TestClient
 
 from muxcluster.http.app import create_app
 from muxcluster.http.settings import ApiSettings
-from muxcluster.tenants.keys import KeySettings, TenantKey
+from muxcluster.tenants.book import KeyBook
+from muxcluster.tenants.keys import KeySettings, TenantKey, digest_of
+from muxcluster.tenants.limiter import Instant
 from muxcluster.tenants.messages import KeyService
 from tests.http.fakes import FakeBackend, wait_until
 from tests.http.keys.conftest import Ingresses, Start, entry, write
@@ -75,7 +77,9 @@ def test_no_route_runs_a_model_that_is_not_allowed(start: Start) -> None:
                 statuses = answers[0].status_code, answers[1].status_code
                 assert statuses[0] >= 400, (path, body)
                 found.setdefault(path, set()).add(statuses)
-    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+    generating = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+    counting = ("/v1/messages/count_tokens", "/tokenize", "/detokenize")
+    for path in (*generating, *counting):
         assert (404, 200) in found[path], path
 
 
@@ -99,7 +103,8 @@ def test_classes_batches_and_admin_routes(start: Start) -> None:
         # 404: this server has no batch service
         assert ingresses.get("/v1/batches", name).status_code == status
         assert ingresses.get("/v1/files/x", name).status_code == status
-        assert ingresses.get("/usage", name).status_code == 403
+        for path in ("/usage", "/v1/cluster/live"):
+            assert ingresses.get(path, name).status_code == 403
     assert ingresses.get("/usage", "admin").status_code == 200
     assert ingresses.get("/usage?since=yesterday", "admin").status_code == 400
     assert ingresses.get("/usage?of=a", "admin").status_code == 400
@@ -167,6 +172,20 @@ def test_a_wrong_file_leaves_the_keys_as_they_were(start: Start, keys_file, capl
     assert ingresses.complete("a").status_code == 200
     write(keys_file, entry("b"))
     _until_known(ingresses, "b", "a")
+
+
+def test_without_an_admin_no_tenant_sees_what_all_do(backend: FakeBackend, tmp_path) -> None:
+    key = TenantKey("a", digest_of(b"a"))
+    host = KeyBook(tmp_path, lambda: Instant(0.0, 0.0))
+    host.replace_keys([key])
+    settings = ApiSettings(keys=KeySettings(str(tmp_path), (key,)))
+    with TestClient(create_app(backend, settings, key_service=host)) as client:
+        assert wait_until(lambda: client.get("/ready").status_code == 200)
+        headers = {"Authorization": "Bearer a"}
+        assert client.get("/v1/models", headers=headers).status_code == 200
+        for path in ("/v1/cluster/live", "/usage"):
+            assert client.get(path, headers=headers).status_code == 403
+    host.close()
 
 
 class Silent:
