@@ -75,3 +75,13 @@ def test_targets_are_completed_from_the_models(served, route, fields, own, expec
     assert answer.status_code == 200, answer.text
     (asked,) = backend.requests
     assert asked.slo == expected
+
+
+def test_a_refused_target_leaves_no_place_of_the_queue_taken(backend) -> None:
+    app = create_app(backend)
+    body = {"model": "tiny", "max_tokens": 2, "n": 100, "slo": {"ttft": 1}, **PROMPT}
+    with TestClient(app) as client:
+        for _ in range(8):  # more than the queue has
+            answer = client.post("/v1/completions", json=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "slo")
+    assert app.state.service._gate.num_waiting("tiny", "interactive") == 0

@@ -316,6 +316,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "x"}
         ),
         ({"system": 5}, "system"),
         ({"system": [IMAGE]}, "system[0]: image"),
+        ({"system": [{"type": [], "text": "x"}]}, "system[0].type"),
         ({"system": [{"type": "text", "text": ""}] * 20_000}, "system"),
         ({"temperature": 3}, "temperature"),
         ({"temperature": "hot"}, "temperature"),

@@ -250,6 +250,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,"}
         ),
         (message(IMAGE), "input[0].content[0].type"),
         (message({"type": "input_text"}), "input[0].content[0].text"),
+        (message({"type": ["input_text"], "text": "x"}), "input[0].content[0].type"),
         (message({"type": "refusal", "refusal": "no"}), "input[0].content[0].type"),
         ({"input": [{"type": "computer_call"}]}, "input[0].type"),
         ({"input": [{"type": 5}]}, "input[0].type"),
