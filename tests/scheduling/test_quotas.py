@@ -1,5 +1,7 @@
 """Quotas: floors, the initial split, and their adaptation to measured use."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -165,6 +167,16 @@ def test_measured_rates_replace_planned_ones() -> None:
     meter.update(1000.0, Held())
     assert meter.rate_per_s < 1e-3
     assert meter.mean_tokens == pytest.approx(100.0, rel=0.1)
+
+
+def test_where_quotas_stay_as_planned_so_do_the_means() -> None:
+    meter = LoadMeter(4.0, 20.0, 107.5, 0.05, math.inf)
+    for _ in range(3):
+        meter.arrive()
+        meter.end(90, Held(3.0, 10))
+        meter.update(1.0, Held())
+        assert meter.mean_output_tokens == pytest.approx(107.5)
+        assert meter.mean_tokens == pytest.approx(127.5)
 
 
 def test_a_model_with_long_outputs_looks_no_smaller_before_they_end() -> None:

@@ -19,6 +19,7 @@ from muxcluster.scheduling.state.requests import LiveRequest, Waiting
 from muxcluster.scheduling.state.running import RunningTable, TableRows
 from muxcluster.scheduling.state.turns import TenantTurns
 
+_MOST_ENDS = 1e9  # so many stand for all, where quotas stay as planned: means are never inf / inf
 _LEAST_ENDS = 8.0  # ends whose mean lengths count, of a model that is asked rarely
 
 
@@ -74,7 +75,7 @@ class LoadMeter:
         self.has_measured = False
         self._arrivals = 0
         # Sums over the last ends: the plan counts as many as it expects within the time constant
-        planned = max(_LEAST_ENDS, rate_per_s * time_constant_s)
+        planned = min(_MOST_ENDS, max(_LEAST_ENDS, rate_per_s * time_constant_s))
         self._ends = planned
         self._prompt_tokens = planned * prompt_tokens
         self._output_tokens = planned * output_tokens
