@@ -136,28 +136,45 @@ def _compile(compiler: Sequence[str], sources: Sequence[Path], target: Path) -> 
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         objects = [str(Path(folder) / f"{each.stem}.o") for each in sources]
         whole = Path(folder) / "kernels.so"
-        for source, made in zip(sources, objects, strict=True):
-            _run(end_s, *compiler, *_FLAGS, "-c", str(source), "-o", made)
+        compiling = (
+            (*compiler, *_FLAGS, "-c", str(source), "-o", made)
+            for source, made in zip(sources, objects, strict=True)
+        )
+        _run(end_s, *compiling)
         # Linked without OpenMP's runtime: torch has loaded one, and there must be no second.
-        _run(end_s, *compiler, "-shared", *objects, "-o", str(whole))
+        _run(end_s, (*compiler, "-shared", *objects, "-o", str(whole)))
         whole.replace(target)
 
 
-def _run(end_s: float, *command: str) -> None:
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,  # a compiler has children, which hold the pipe open
-    )
+def _run(end_s: float, *commands: Sequence[str]) -> None:
+    """Run commands side by side until all have ended. Raises CannotCompile."""
+    running = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,  # a compiler has children, which hold the pipe open
+        )
+        for command in commands
+    ]
+    try:
+        for command, process in zip(commands, running, strict=True):
+            _wait(end_s, command[0], process)
+    finally:
+        for process in running:
+            if process.returncode is None:  # it runs, or nobody has asked for its end
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+
+
+def _wait(end_s: float, name: str, process: subprocess.Popen[str]) -> None:
+    """Raises CannotCompile where the process fails, or has not ended at `end_s`."""
     try:
         _, errors = process.communicate(timeout=max(0.1, end_s - time.monotonic()))
     except subprocess.TimeoutExpired as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise CannotCompile(f"{command[0]} takes longer than {COMPILE_S:g} s") from error
+        raise CannotCompile(f"{name} takes longer than {COMPILE_S:g} s") from error
     if process.returncode:
         lines = errors.strip().splitlines() or [f"status {process.returncode}"]
         first = next((line for line in lines if "error" in line), lines[0])
-        raise CannotCompile(f"{command[0]} failed: {first}")
+        raise CannotCompile(f"{name} failed: {first}")
