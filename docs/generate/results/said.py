@@ -556,7 +556,18 @@ _ALL: Mapping[str, tuple[Said, ...]] = {
         Said("longest_stall_s", "longest stall", "less", "without a spare"),
     ),
     "serving": tuple(
-        Said(f"tokens_per_s_over_hf_best_at_{count}", f"{count} concurrent", "more", "transformers")
+        Said(f"tokens_per_s_over_{name}_at_{count}", f"{words}, {count} concurrent", "more", goal)
+        for name, words, goal in (
+            ("hf_best", "HTTP over the better of transformers' batchings", "transformers"),
+            ("openvino", "HTTP over OpenVINO GenAI in process, fp32", "OpenVINO"),
+        )
+        for count in (1, 8, 32)
+    ) + tuple(
+        Said(f"tokens_per_s_in_process_{name}_at_{count}", f"{words}, {count} concurrent", "more", "OpenVINO")
+        for name, words in (
+            ("over_openvino", "in process over OpenVINO GenAI, fp32"),
+            ("bf16_over_openvino_default", "in process in bf16 over what OpenVINO chooses by itself"),
+        )
         for count in (1, 8, 32)
     ),
     "engine_overhead": tuple(
