@@ -207,7 +207,9 @@ def test_the_plan_counts_the_bytes_that_are_held(
 
 def test_the_dense_backend_refuses_them(tiny: ModelBuilder) -> None:
     source = tiny("bloom")
-    with pytest.raises(ShapeError, match="the backend that this type of model needs runs no such weights"):
+    with pytest.raises(
+        ShapeError, match="the backend that this type of model needs runs no such weights"
+    ):
         with_quantised(read_facts(source), "int8")
     spec = model_spec(source, "m", quantize="int8")
     with pytest.raises(LoadError, match="config.json: .*cannot be served from a paged cache"):
