@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import product
 
 import pytest
 
 from muxcluster.cli.usage import COUNTS
 from tests.cli.calls import call, refusal
-from tests.local_http import QuietHandler, running
+from tests.cli.scripted import Scripted, scripted_server
 
 ROWS = [
     {"day": day, "key": key, "model": model, **{name: 10**i for i, name in enumerate(COUNTS)}}
@@ -17,28 +16,9 @@ ROWS = [
 ]
 
 
-@dataclass
-class Scripted:
-    """What a server answers, and what it was asked."""
-
-    url: str = ""
-    status: int = 200
-    answer: object = None
-    asked: list[str] = field(default_factory=list)
-    keys: list[str | None] = field(default_factory=list)
-
-
 @pytest.fixture
 def scripted() -> Iterator[Scripted]:
-    found = Scripted(answer={"object": "list", "data": ROWS})
-
-    class Handler(QuietHandler):
-        def do_GET(self) -> None:
-            found.asked.append(self.path)
-            found.keys.append(self.headers["Authorization"])
-            self.send(json.dumps(found.answer).encode(), found.status)
-
-    with running(Handler) as found.url:
+    with scripted_server({"object": "list", "data": ROWS}) as found:
         yield found
 
 

@@ -2,36 +2,16 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import pytest
 
 from tests.cli.calls import call, refusal
-from tests.local_http import QuietHandler, running
-
-
-@dataclass
-class Scripted:
-    """What a server answers, and what it was asked."""
-
-    url: str = ""
-    status: int = 200
-    answer: object = None
-    asked: list[str] = field(default_factory=list)
-    keys: list[str | None] = field(default_factory=list)
+from tests.cli.scripted import Scripted, scripted_server
 
 
 @pytest.fixture
 def scripted() -> Iterator[Scripted]:
-    found = Scripted()
-
-    class Handler(QuietHandler):
-        def do_POST(self) -> None:
-            found.asked.append(self.path)
-            found.keys.append(self.headers["Authorization"])
-            self.send(json.dumps(found.answer).encode(), found.status)
-
-    with running(Handler) as found.url:
+    with scripted_server() as found:
         yield found
 
 

@@ -14,14 +14,14 @@
 #include <vector>
 
 #include "attention.h"
-#include "exponential.h"
 #include "elements.h"
+#include "exponential.h"
+#include "team.h"
 
 namespace mux {
 namespace {
 
 constexpr int64_t LANES = 8;
-constexpr int64_t THREAD_WORK = 1 << 17; // multiplications that are worth other threads
 constexpr int MOST_QUERIES = 4; // of a KV head that read a key together
 
 inline __m256 load(const float *at) { return _mm256_loadu_ps(at); }

@@ -12,9 +12,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "elements.h"
 #include "exponential.h"
 #include "products.h"
-#include "elements.h"
+#include "team.h"
 
 namespace mux {
 namespace {
@@ -29,9 +30,7 @@ constexpr int64_t MANY_ROWS = 32 * BLOCK_ROWS; // a tile's inputs lie in the sec
 constexpr int AT_ONCE = 4;            // rows for which a weight is widened as it is used
 constexpr int FEW_ROWS = 8;           // up to so many, that is done, in turns if need be
 constexpr int64_t AHEAD_BYTES = 2048; // of the weight, asked for before they are used
-constexpr size_t KEPT_FLOATS = 4 << 20;  // of scratch memory between calls
 constexpr int64_t WHOLE_PAIRS = 512;  // of inputs: 16 KiB of a panel, used for all rows
-constexpr int64_t THREAD_WORK = 1 << 17; // multiplications that are worth other threads
 
 template <int kind> constexpr int64_t BYTES = 0; // of a panel for one input
 template <> constexpr int64_t BYTES<FP32> = 64;
@@ -480,10 +479,8 @@ void Scratch::fit(const Product &product, int64_t num_rows) {
 
 void Scratch::trim() {
     for (std::vector<float> *each : {&prepared, &blocks, &sums})
-        if (each->capacity() > KEPT_FLOATS)
-            std::vector<float>().swap(*each);
-    if (pairs.capacity() > KEPT_FLOATS)
-        std::vector<int32_t>().swap(pairs);
+        mux::trim(*each);
+    mux::trim(pairs);
 }
 
 void product_by_team(const Product &product, const float *inputs, int64_t num_rows,

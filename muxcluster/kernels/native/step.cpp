@@ -13,12 +13,11 @@
 #include <vector>
 
 #include "attention.h"
-#include "products.h"
 #include "elements.h"
+#include "products.h"
+#include "team.h"
 
 namespace {
-
-constexpr int64_t THREAD_WORK = 1 << 17; // multiplications that are worth other threads
 
 // These structures are those of step.py.
 struct Linear {
@@ -91,10 +90,8 @@ struct Memory {
     }
 
     void trim() {
-        constexpr size_t most = 1 << 22;
         for (std::vector<float> *each : {&hidden, &qkv, &attended, &gate_up, &last})
-            if (each->capacity() > most)
-                std::vector<float>().swap(*each);
+            mux::trim(*each);
         scratch.trim();
     }
 };
@@ -241,7 +238,7 @@ extern "C" int mux_decode_step(const Decoder *decoder, const Rows *rows, const P
     Memory &memory = kept;
     memory.fit(*decoder, *rows);
     // One or all: OpenMP's runtime ends the threads that a smaller number leaves over.
-    const int threads = work_of_a_part(*decoder, *rows) < THREAD_WORK ? 1 : num_threads;
+    const int threads = work_of_a_part(*decoder, *rows) < mux::THREAD_WORK ? 1 : num_threads;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     run(*decoder, *rows, *pool, memory, logits);
     memory.trim();

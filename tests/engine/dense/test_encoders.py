@@ -1,7 +1,5 @@
 """Encoders in a unit: vectors are those of transformers, a text at a time."""
 
-import os
-import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +14,12 @@ from muxcluster.config.facts import read_facts
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.demo.models import build_model
-from muxcluster.engine.executor import JobFailed
 from muxcluster.engine.load.backends import load
+from tests.engine.embedding_units import TOLERANCE, embed, with_a_worker_killed
 from tests.engine.fakes import Sink
-from tests.engine.live_units import RecordingExecutor, workers_of
-from tests.engine.unit.test_embeddings import TOLERANCE, embed
-from tests.engine.units import check_nothing_leaks, greedy, prompts, running, spec_of, submit
+from tests.engine.units import check_nothing_leaks, prompts, running, spec_of
 from tests.models import model_spec
-from tests.oracles import EmbeddingOracle, GreedyOracle
+from tests.oracles import EmbeddingOracle
 
 pytestmark = pytest.mark.usefixtures("fast_children")
 
@@ -115,22 +111,9 @@ def test_all_kinds_beside_a_chat_model_and_with_a_worker_killed_in_a_job(
 ) -> None:
     chat = build_model(tmp_path / "llama", "llama", seed=9)
     spec = unit_of(encoders, chat)
-    texts, chats = texts_of(spec), prompts("llama", 4, spec.models[-1].vocab_size)
-    executor = RecordingExecutor(spec)
-    with running(spec, executor) as (unit, sink):
-        victim = workers_of(executor.owner_pid, 2)[0]
-        os.kill(victim, signal.SIGSTOP)
-        embed(unit, texts)
-        submit(unit, chats, greedy(8))
-        executor.wait_for_job_on(0)
-        os.kill(victim, signal.SIGKILL)
-        sink.wait_for_ends(len(texts) + len(chats))
+    texts = texts_of(spec)
+    with with_a_worker_killed(spec, texts, chat) as (_, sink):
         check_vectors(sink, spec, texts)
-        oracle = GreedyOracle(chat)
-        for request_id, prompt in chats.items():
-            oracle.check(prompt, sink.tokens[request_id])
-        assert [type(each) for each in executor.misfortunes] == [JobFailed]
-        check_nothing_leaks(unit)
 
 
 def test_in_mixed_jobs_of_one_process(encoders: Mapping[str, Path]) -> None:

@@ -1,7 +1,5 @@
 """Embedding models in a unit: vectors are those of transformers, whatever runs beside or dies."""
 
-import os
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,41 +11,33 @@ from transformers import AutoModel
 
 from muxcluster.core.errors import LoadError
 from muxcluster.core.events import FinishReason
-from muxcluster.core.request import Request
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.demo.models import build_model
-from muxcluster.engine.executor import JobFailed
 from muxcluster.engine.load.backends import load
 from muxcluster.engine.residency.executor import ResidencyExecutor
 from muxcluster.engine.steps.device.captures import CallAgain
 from muxcluster.engine.steps.runner import UnitRunner
 from muxcluster.engine.unit import in_process
-from muxcluster.engine.unit.unit import Unit
-from muxcluster.http.calls.embedding import SAMPLING
 from tests.amounts import slow
+from tests.engine.embedding_units import TOLERANCE, embed, with_a_worker_killed
 from tests.engine.fakes import Sink
 from tests.engine.gpu.conftest import fake_control
 from tests.engine.gpu.test_mps_workers import WORKERS, ShareRecorder
-from tests.engine.live_units import RecordingExecutor, workers_of
 from tests.engine.parallel.ranks import over_ranks
 from tests.engine.residency.moved import in_turns
 from tests.engine.units import (
     check_nothing_leaks,
-    greedy,
     prompts,
     running,
     spec_of,
-    submit,
 )
 from tests.models import model_spec
-from tests.oracles import EmbeddingOracle, GreedyOracle
+from tests.oracles import EmbeddingOracle
 
 pytestmark = pytest.mark.usefixtures("fast_children")
 
 EMBEDDERS = {"qwen3": {}, "mistral": {}, "opt": {"head_dim": 64, "word_embed_proj_dim": 256}}
 """Merged products with norms of heads; sliding windows; transformers' own layers."""
-
-TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +80,6 @@ def texts_of(spec: UnitSpec, names: Sequence[str]) -> dict[str, list[int]]:
     return asked
 
 
-def embed(unit: Unit, asked: Mapping[str, list[int]]) -> None:
-    for request_id, tokens in asked.items():
-        model = request_id.partition("/")[0]
-        unit.submit(Request(request_id, model, np.array(tokens, dtype=np.int32), SAMPLING))
-
-
 def check_vectors(
     sink: Sink, asked: Mapping[str, list[int]], vectors_of: Mapping[str, EmbeddingOracle]
 ) -> None:
@@ -114,23 +98,8 @@ def test_beside_a_chat_model_and_with_a_worker_killed_in_a_job(
     two = {name: embedders[name] for name in ("qwen3", "mistral")}
     spec = unit_of(two, chat)
     texts = texts_of(spec, list(two))
-    chats = prompts("llama", 4, spec.models[-1].vocab_size)
-    executor = RecordingExecutor(spec)
-    with running(spec, executor) as (unit, sink):
-        victim = workers_of(executor.owner_pid, 2)[0]
-        os.kill(victim, signal.SIGSTOP)
-        embed(unit, texts)
-        submit(unit, chats, greedy(8))
-        executor.wait_for_job_on(0)
-        os.kill(victim, signal.SIGKILL)
-        sink.wait_for_ends(len(texts) + len(chats))
+    with with_a_worker_killed(spec, texts, chat) as (unit, sink):
         check_vectors(sink, texts, vectors_of)
-        oracle = GreedyOracle(chat)
-        for request_id, prompt in chats.items():
-            assert request_id not in sink.vectors
-            oracle.check(prompt, sink.tokens[request_id])
-        assert [type(each) for each in executor.misfortunes] == [JobFailed]
-        check_nothing_leaks(unit)
         # again: of each text but one token, and what its last block lacks, is in the prefix cache
         sink.clear()
         embed(unit, texts)

@@ -16,11 +16,9 @@ from tests.http.apis.calling import (
     THOUGHT,
     events_before_the_cut,
     events_of,
-    make_thinking_model,
     post,
 )
 from tests.http.fakes import FakeBackend, served_model
-from tests.http.tool_models import served
 
 PATH = "/v1/messages"
 TOOLS = [
@@ -28,17 +26,6 @@ TOOLS = [
     {"name": "clock", "input_schema": {"type": "object", "properties": {}}},
 ]
 ASKED = {"max_tokens": 300, "messages": [{"role": "user", "content": "Hi"}]}
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return make_thinking_model(tmp_path_factory.mktemp("models") / "thinking")
-
-
-@pytest.fixture(scope="module")
-def model(directory):
-    with served(directory) as model:
-        yield model
 
 
 def ask(model, **fields):

@@ -18,28 +18,15 @@ from tests.http.apis.calling import (
     THOUGHT,
     events_before_the_cut,
     events_of,
-    make_thinking_model,
     post,
 )
 from tests.http.fakes import FakeBackend, served_model
-from tests.http.tool_models import served
 
 PATH = "/v1/responses"
 TOOLS = [
     {"type": "function", "name": "get_weather", "description": "Tells it.", "parameters": SCHEMA},
     {"type": "function", "name": "clock"},
 ]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return make_thinking_model(tmp_path_factory.mktemp("models") / "thinking")
-
-
-@pytest.fixture(scope="module")
-def model(directory):
-    with served(directory) as model:
-        yield model
 
 
 def ask(model, **fields):
