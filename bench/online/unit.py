@@ -76,7 +76,7 @@ class ClosedLoop:
 
 
 def warm_up(case: Mapping[str, Any]) -> dict[str, Any]:
-    """`case` cut short, its prompts turned round: the same prompts would stay in the prefix cache."""
+    """`case` cut short, its prompts turned round, lest they be found in the prefix cache later."""
     return {**case, "num_tokens": 4, "prompts": [prompt[::-1] for prompt in case["prompts"]]}
 
 
