@@ -46,8 +46,8 @@ class JobTarget:
 class ProfileJobs:
     """Jobs of one model for one worker.
 
-    sends_ahead: decode steps are sent behind others. Invariant: n rows from the first on are open, where n is the batch of the last `prefill`; after
-    a `mixed` those of its prompts, too.
+    sends_ahead: decode steps are sent behind others. Invariant: n rows from the first on are open,
+    where n is the batch of the last `prefill`; after a `mixed` those of its prompts, too.
     """
 
     def __init__(

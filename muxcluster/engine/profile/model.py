@@ -43,9 +43,9 @@ def measure(
 
     spec: a unit of one model, whose first worker may run at every share of the grid. Seconds are
     those from launching a job to its outcome, as the unit sees them; of a decode step where
-    `pipeline_depth` is 2, from the outcome of the step that it was sent behind. `on_point` is called each time
-    that a point was run, `grid.repeats` + 1 times at most. executor: where jobs run, by default
-    what `spec.partition` names; closed at the end.
+    `pipeline_depth` is 2, from the outcome of the step that it was sent behind. `on_point` is
+    called each time that a point was run, `grid.repeats` + 1 times at most. executor: where jobs
+    run, by default what `spec.partition` names; closed at the end.
     Raises LoadError naming the file at fault, also if no point fits the loaded model, EngineFailure
     if a job or process was lost.
     """
