@@ -82,10 +82,35 @@ struct Start {
     const float *bias, *added;
     int64_t num_out;
 
-    float at(int64_t row, int64_t column) const {
-        return (bias ? bias[column] : 0.0f) + (added ? added[row * num_out + column] : 0.0f);
+    // Write what `width` outputs of a row start from.
+    void put(int64_t row, int64_t column, int64_t width, float *output) const {
+        const float *first = bias ? bias + column : nullptr;
+        const float *second = added ? added + row * num_out + column : nullptr;
+        if (width == WIDTH) {
+            for (int64_t place = 0; place < WIDTH; place += 8) {
+                __m256 sum = first ? _mm256_loadu_ps(first + place) : _mm256_setzero_ps();
+                if (second)
+                    sum = _mm256_add_ps(sum, _mm256_loadu_ps(second + place));
+                _mm256_storeu_ps(output + place, sum);
+            }
+            return;
+        }
+        for (int64_t place = 0; place < width; ++place)
+            output[place] = (first ? first[place] : 0.0f) + (second ? second[place] : 0.0f);
     }
 };
+
+// Add a panel's outputs of a row [16], of which `width` are outputs of the product.
+inline void add(const float *found, int64_t width, float *output) {
+    if (width < WIDTH) {
+        for (int64_t place = 0; place < width; ++place)
+            output[place] += found[place];
+        return;
+    }
+    for (int64_t place = 0; place < WIDTH; place += 8)
+        _mm256_storeu_ps(output + place, _mm256_add_ps(_mm256_loadu_ps(output + place),
+                                                       _mm256_loadu_ps(found + place)));
+}
 
 // outputs [R, 16] of one panel, for few rows: the weight is read once.
 // sums: [R, groups] of the inputs, where the weight has zeros.
@@ -233,9 +258,7 @@ void many_rows(const Weight &weight, int64_t first, int64_t end, const float *bl
                     float *output = outputs + row * num_out + column;
                     if (input == 0)
                         for (int each = 0; each < rows; ++each)
-                            for (int64_t place = 0; place < width; ++place)
-                                output[each * num_out + place] =
-                                    start.at(row + each, column + place);
+                            start.put(row + each, column, width, output + each * num_out);
                     const float *taken = blocks + row * num_in + input * rows;
                     if (width == WIDTH) {
                         BLOCKS[rows](elements, depth, taken, output, num_out);
@@ -270,10 +293,11 @@ void panels(const Weight &weight, int64_t first, int64_t end, const float *input
             const int64_t rows = std::min<int64_t>(AT_ONCE, num_rows - top);
             few[rows](weight, panel, inputs + top * weight.num_in,
                       sums + top * weight.num_groups(), found);
-            for (int64_t row = 0; row < rows; ++row)
-                for (int64_t place = 0; place < width; ++place)
-                    outputs[(top + row) * weight.num_out + column + place] =
-                        start.at(top + row, column + place) + found[row * WIDTH + place];
+            for (int64_t row = 0; row < rows; ++row) {
+                float *output = outputs + (top + row) * weight.num_out + column;
+                start.put(top + row, column, width, output);
+                add(found + row * WIDTH, width, output);
+            }
         }
     }
 }
@@ -382,7 +406,22 @@ void in_pairs(const float *inputs, int64_t step, int64_t num_rows, int64_t num_i
         }
         const float size = std::max(largest / 127.0f, 1e-12f);
         scratch.steps[size_t(first + each)] = size + nothing;
-        for (int64_t pair = 0; pair < num_in / 2; ++pair) {
+        int64_t pair = 0;
+        const __m256 divisor = _mm256_set1_ps(size);
+        alignas(32) int32_t found[8];
+        for (; 2 * pair + 16 <= num_in; pair += 8) {
+            const float *at = row + 2 * pair;
+            const __m256i left = _mm256_cvtps_epi32(_mm256_div_ps(_mm256_loadu_ps(at), divisor));
+            const __m256i right =
+                _mm256_cvtps_epi32(_mm256_div_ps(_mm256_loadu_ps(at + 8), divisor));
+            // packed within halves of the registers, whose middle quarters change places then
+            const __m256i packed = _mm256_packs_epi32(left, right);
+            _mm256_store_si256(reinterpret_cast<__m256i *>(found),
+                               _mm256_permute4x64_epi64(packed, 0xd8));
+            for (int place = 0; place < 8; ++place)
+                block[(pair + place) * rows + each] = found[place];
+        }
+        for (; pair < num_in / 2; ++pair) {
             const int low = int(std::nearbyint(row[2 * pair] / size));
             const int high = int(std::nearbyint(row[2 * pair + 1] / size));
             block[pair * rows + each] = int32_t((uint32_t(high) << 16) | (uint32_t(low) & 0xffff));
@@ -407,6 +446,8 @@ void sum_pairs(const uint8_t *panel, int64_t num_pairs, const int32_t *inputs, _
             const __m256i both = _mm256_set1_epi32(inputs[row]);
             first[row] = _mm256_add_epi32(first[row], _mm256_madd_epi16(both, left));
             second[row] = _mm256_add_epi32(second[row], _mm256_madd_epi16(both, right));
+            // Row after row: all products first would not leave the sums in registers (GCC 12).
+            asm volatile("" : "+x"(first[row]), "+x"(second[row]));
         }
     }
     for (int row = 0; row < R; ++row) {
@@ -424,30 +465,29 @@ void whole_panels(const Weight &weight, int64_t first, int64_t end, const int32_
     const int64_t all = weight.num_in / 2, num_out = weight.num_out;
     __m256i low[BLOCK_ROWS], high[BLOCK_ROWS];
     alignas(32) float found[WIDTH];
-    for (int64_t panel = first; panel < end; ++panel) {
+    const auto add_block = [&](int64_t panel, int64_t pair, int64_t top, int64_t rows) {
         const int64_t column = panel * WIDTH, width = std::min(WIDTH, num_out - column);
         const __m256 left = _mm256_loadu_ps(weight.scales + column);
         const __m256 right = _mm256_loadu_ps(weight.scales + column + 8);
-        for (int64_t pair = 0; pair < all; pair += WHOLE_PAIRS) {
-            const uint8_t *at = weight.values + (panel * all + pair) * 2 * WIDTH;
-            for (int64_t top = 0; top < num_rows; top += BLOCK_ROWS) {
-                const int64_t rows = std::min<int64_t>(BLOCK_ROWS, num_rows - top);
-                sums[rows](at, std::min(WHOLE_PAIRS, all - pair), pairs + top * all + pair * rows,
-                           low, high);
-                for (int64_t row = 0; row < rows; ++row) {
-                    const __m256 size = _mm256_set1_ps(steps[top + row]);
-                    _mm256_store_ps(found, _mm256_mul_ps(_mm256_cvtepi32_ps(low[row]),
-                                                         _mm256_mul_ps(left, size)));
-                    _mm256_store_ps(found + 8, _mm256_mul_ps(_mm256_cvtepi32_ps(high[row]),
-                                                             _mm256_mul_ps(right, size)));
-                    float *output = outputs + (top + row) * num_out + column;
-                    for (int64_t place = 0; place < width; ++place)
-                        output[place] = found[place] + (pair ? output[place]
-                                                             : start.at(top + row, column + place));
-                }
-            }
+        sums[rows](weight.values + (panel * all + pair) * 2 * WIDTH,
+                   std::min(WHOLE_PAIRS, all - pair), pairs + top * all + pair * rows, low, high);
+        for (int64_t row = 0; row < rows; ++row) {
+            const __m256 size = _mm256_set1_ps(steps[top + row]);
+            _mm256_store_ps(found,
+                            _mm256_mul_ps(_mm256_cvtepi32_ps(low[row]), _mm256_mul_ps(left, size)));
+            _mm256_store_ps(found + 8, _mm256_mul_ps(_mm256_cvtepi32_ps(high[row]),
+                                                     _mm256_mul_ps(right, size)));
+            float *output = outputs + (top + row) * num_out + column;
+            if (pair == 0)
+                start.put(top + row, column, width, output);
+            add(found, width, output);
         }
-    }
+    };
+    for (int64_t top = 0; top < num_rows; top += MANY_ROWS)
+        for (int64_t panel = first; panel < end; ++panel)
+            for (int64_t pair = 0; pair < all; pair += WHOLE_PAIRS)
+                for (int64_t row = top; row < std::min(num_rows, top + MANY_ROWS); row += BLOCK_ROWS)
+                    add_block(panel, pair, row, std::min<int64_t>(BLOCK_ROWS, num_rows - row));
 }
 
 // Return the sums of each group of a prepared row.
