@@ -114,6 +114,7 @@ inline void add(const float *found, int64_t width, float *output) {
 
 // outputs [R, 16] of one panel, for few rows: the weight is read once.
 // sums: [R, groups] of the inputs, where the weight has zeros.
+// Loops over few things are unrolled by name, or sums would lie in memory (GCC 12).
 template <int kind, int R>
 void few_rows(const Weight &weight, int64_t panel, const float *inputs, const float *sums,
               float *outputs) {
@@ -121,17 +122,21 @@ void few_rows(const Weight &weight, int64_t panel, const float *inputs, const fl
     const int64_t num_in = weight.num_in, num_groups = weight.num_groups();
     const uint8_t *at = weight.values + panel * num_in * BYTES<kind>;
     Pair totals[R];
+#pragma GCC unroll 8
     for (int row = 0; row < R; ++row)
         totals[row] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
     for (int64_t group = 0; group < num_groups; ++group) {
         Pair partial[UNROLLED][R];
+#pragma GCC unroll 8
         for (int turn = 0; turn < UNROLLED; ++turn)
+#pragma GCC unroll 8
             for (int row = 0; row < R; ++row)
                 partial[turn][row] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
         int64_t input = group * weight.group;
         const int64_t end = input + weight.group;
         const auto add = [&](int turn, int64_t place) {
             const Pair elements = widened<kind>(at + place * BYTES<kind>);
+#pragma GCC unroll 8
             for (int row = 0; row < R; ++row) {
                 const __m256 value = _mm256_broadcast_ss(inputs + row * num_in + place);
                 Pair &sum = partial[turn][row];
@@ -143,14 +148,17 @@ void few_rows(const Weight &weight, int64_t panel, const float *inputs, const fl
             const uint8_t *ahead = at + input * BYTES<kind> + AHEAD_BYTES;
             for (int64_t line = 0; line < UNROLLED * BYTES<kind>; line += 64)
                 _mm_prefetch(reinterpret_cast<const char *>(ahead + line), _MM_HINT_T0);
+#pragma GCC unroll 8
             for (int turn = 0; turn < UNROLLED; ++turn)
                 add(turn, input + turn);
         }
         for (; input < end; ++input)
             add(0, input);
         const int64_t place = (panel * num_groups + group) * WIDTH;
+#pragma GCC unroll 8
         for (int row = 0; row < R; ++row) {
             Pair sum = partial[0][row];
+#pragma GCC unroll 8
             for (int turn = 1; turn < UNROLLED; ++turn) {
                 sum.low = _mm256_add_ps(sum.low, partial[turn][row].low);
                 sum.high = _mm256_add_ps(sum.high, partial[turn][row].high);
@@ -171,6 +179,7 @@ void few_rows(const Weight &weight, int64_t panel, const float *inputs, const fl
             }
         }
     }
+#pragma GCC unroll 8
     for (int row = 0; row < R; ++row) {
         _mm256_storeu_ps(outputs + row * WIDTH, totals[row].low);
         _mm256_storeu_ps(outputs + row * WIDTH + 8, totals[row].high);
@@ -434,6 +443,7 @@ template <int R>
 void sum_pairs(const uint8_t *panel, int64_t num_pairs, const int32_t *inputs, __m256i *low,
                __m256i *high) {
     __m256i first[R], second[R];
+#pragma GCC unroll 8
     for (int row = 0; row < R; ++row)
         first[row] = second[row] = _mm256_setzero_si256();
     for (int64_t pair = 0; pair < num_pairs; ++pair, panel += 2 * WIDTH, inputs += R) {
@@ -446,10 +456,11 @@ void sum_pairs(const uint8_t *panel, int64_t num_pairs, const int32_t *inputs, _
             const __m256i both = _mm256_set1_epi32(inputs[row]);
             first[row] = _mm256_add_epi32(first[row], _mm256_madd_epi16(both, left));
             second[row] = _mm256_add_epi32(second[row], _mm256_madd_epi16(both, right));
-            // Row after row: all products first would not leave the sums in registers (GCC 12).
+            // Row after row: with all products first, sums would leave their registers.
             asm volatile("" : "+x"(first[row]), "+x"(second[row]));
         }
     }
+#pragma GCC unroll 8
     for (int row = 0; row < R; ++row) {
         low[row] = first[row];
         high[row] = second[row];
