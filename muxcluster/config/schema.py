@@ -369,8 +369,8 @@ class AdminSection(Section):
 
     host: str = "127.0.0.1"
     """Address to listen on. The routes are `/sleep`, `/wake_up`, `/is_sleeping`, `/pin`, `/unpin`,
-    `/usage`, `/v1/cluster/…`, `/dashboard`, `/metrics`, `/status`, `/timeline` and `/load`; they ask
-    for the same keys as without it."""
+    `/usage`, `/v1/cluster/…`, `/dashboard`, `/metrics`, `/status`, `/timeline` and `/load`; they
+    ask for the same keys as without it."""
     port: Annotated[int, Field(ge=1, le=65535)]
     """Port to listen on."""
 
@@ -409,8 +409,8 @@ class ServerSection(Section):
     min_body_bytes_per_s: Count = 512
     """Minimum rate of a request's body, averaged over every 10 seconds; a slower one gets 408."""
     max_connections: Count = 16_384
-    """Open connections of a port. One more closes the one that has had no request for longest; where
-    all have one it gets 503. Fewer where the process may not have so many open files."""
+    """Open connections of a port. One more closes the one that has had no request for longest;
+    where all have one it gets 503. Fewer where the process may not have so many open files."""
     max_connections_per_address: Count | None = None
     """Open connections of a client address (IPv6: of a /64 network); more get 429. By default no
     limit: behind a reverse proxy all clients have one address."""
@@ -430,8 +430,8 @@ class ServerSection(Section):
     request_log: PathText | None = None
     """File with a line of JSON per request: its id, how it ended, where its time was spent."""
     audit_log: PathText | None = None
-    """File with a line of JSON for each thing that an operator does by HTTP, or is refused. By default
-    these lines are in the log."""
+    """File with a line of JSON for each thing that an operator does by HTTP, or is refused. By
+    default these lines are in the log."""
     log_format: Literal["text", "json"] = "text"
     """Lines of `serve` on standard error, of all its processes: text, or a JSON object each."""
     lenient: bool = False

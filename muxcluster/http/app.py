@@ -69,9 +69,7 @@ def create_app(
     history = UnitHistory(backend.stats, dict if cluster is None else cluster.links)
     units = UnitMetrics(metrics.registry, history.stats)
     batches = BatchMetrics(metrics.registry)
-    conditions = Conditions(
-        metrics.registry, history.seen, backend.models, metrics.recent.refused
-    )
+    conditions = Conditions(metrics.registry, history.seen, backend.models, metrics.recent.refused)
     view = LiveView(backend, LiveParts(history, metrics.recent, batches, conditions), cluster)
     service = CompletionService(backend, texts, metrics, settings)
     keys = KeyRing(settings, key_service, metrics.key_failed)

@@ -100,9 +100,10 @@ def test_operators_have_a_port_of_their_own(secured: Secured) -> None:
         assert ready == {"status": "ready", "conditions": []}
         live = http.get(f"{secured.admin_url}/v1/cluster/live").json()
         assert live["conditions"] == []
-        assert 'muxcluster:condition{condition="stalled"} 0.0' in http.get(
-            f"{secured.admin_url}/metrics"
-        ).text
+        assert (
+            'muxcluster:condition{condition="stalled"} 0.0'
+            in http.get(f"{secured.admin_url}/metrics").text
+        )
 
 
 def test_commands_trust_the_certificate_and_acts_are_audited(secured: Secured) -> None:

@@ -22,7 +22,7 @@ from muxcluster.core.inputs.tls_files import TlsFiles
 def make_certificate(
     folder: Path, name: str = "localhost", passphrase: bytes | None = None
 ) -> TlsFiles:
-    """A certificate of `name` and 127.0.0.1, signed by itself, and its key, as files of `folder`."""
+    """A certificate of `name` and 127.0.0.1, signed by itself, and its key, in `folder`."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     places = [x509.DNSName(name), x509.IPAddress(ip_address("127.0.0.1"))]

@@ -101,9 +101,7 @@ class Ingress:
         if settings.admin is not None:
             ports = {Port.CLIENTS: address, Port.ADMIN: settings.admin}
         for port, where in ports.items():
-            listener = Listener(
-                where, limits, tls=settings.tls, connections=settings.connections
-            )
+            listener = Listener(where, limits, tls=settings.tls, connections=settings.connections)
             self._listeners.append(listener)
             await listener.start(through(port, app))
 

@@ -124,7 +124,9 @@ def _check_ports(config: Config) -> None:
     """Raise ConfigError for what Serve's proxy would leave open without a word."""
     for name in ("tls", "admin"):
         if getattr(config.server, name) is not None:
-            message = "Serve's own proxy listens here, which has none: use muxcluster up, or remove it"
+            message = (
+                "Serve's own proxy listens here, which has none: use muxcluster up, or remove it"
+            )
             raise ConfigError(config.file, f"server.{name}", message)
 
 

@@ -1,4 +1,4 @@
-"""Formats of log lines: text or JSON, without secrets, and nothing in a message can end its line."""
+"""Formats of log lines, text or JSON: no secrets, and nothing in a message can end its line."""
 
 import json
 import logging

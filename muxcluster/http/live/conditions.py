@@ -49,7 +49,7 @@ def findings(
     for model, count in refused.items():
         text = f"{count} requests refused within {OVERLOAD_S:g} s"
         found.append(Finding(Condition.OVERLOADED, "", model, text))
-    return sorted(found, key=lambda each: (list(Condition).index(each.condition), each.unit))
+    return sorted(found, key=lambda each: list(Condition).index(each.condition))
 
 
 def summary(found: Iterable[Finding]) -> str:

@@ -90,9 +90,7 @@ class LiveView:
             ),
             "batches": None if figures is None else asdict(figures),
             "conditions": [asdict(each) for each in parts.conditions.now()],
-            "events": [
-                asdict(event) for event in sorted(events, key=lambda each: -each.time_s)
-            ],
+            "events": [asdict(event) for event in sorted(events, key=lambda each: -each.time_s)],
         }
 
 

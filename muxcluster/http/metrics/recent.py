@@ -91,9 +91,7 @@ class RecentRequests:
             return []
         kept = chain.from_iterable(self._ended.values())
         return [
-            each
-            for each in kept
-            if request_id in (each.request_id, each.call_id, each.trace_id)
+            each for each in kept if request_id in (each.request_id, each.call_id, each.trace_id)
         ]
 
     def refused(self, since_s: float) -> dict[str, int]:

@@ -36,8 +36,8 @@ HEADER_EXTRA_BYTES = 4  # `: ` and the end of the line
 # reset the connection, and the client could lose the answer.
 LINGER_S = 2.0
 LINGER_BYTES = 2**20
-# How long a client may read nothing while its unsent answer fills the buffer. It holds a connection,
-# and no time limit of a request ends a whole answer that is ready.
+# How long a client may read nothing while its unsent answer fills the buffer. It holds a
+# connection, and no time limit of a request ends a whole answer that is ready.
 UNREAD_S = 60.0
 BAD_REQUEST = status_error(400, "this is not a valid HTTP/1.1 request")
 

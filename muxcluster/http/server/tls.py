@@ -49,17 +49,17 @@ class TlsServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on `sockets`, which are bound. Raises ConfigError for wrong files."""
         await self.lifespan.startup()
-        self.servers = [
-            Greeter(each, self._new_protocol, self._files, self._on_refused)  # type: ignore[misc]
+        greeters = [
+            Greeter(each, self._new_protocol, self._files, self._on_refused)
             for each in sockets or ()
         ]
+        self.servers = greeters  # type: ignore[assignment]
         self.started = True
 
     def _new_protocol(self) -> asyncio.Protocol:
-        made: asyncio.Protocol = self.config.http_protocol_class(
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
-        return made
 
 
 class Greeter:

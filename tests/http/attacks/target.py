@@ -57,7 +57,7 @@ class Target:
     def call(
         self, method: str, path: str, body: object = None, key: str = KEY, **headers: str
     ) -> tuple[int, bytes]:
-        """Status and body of one request on a connection of its own; status 0 if there is no answer."""
+        """Status (0 without an answer) and body of one request on its own connection."""
         sent = {"Authorization": f"Bearer {key}", "Connection": "close", **headers}
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         if data is not None:

@@ -204,7 +204,7 @@ def text_body(**fields: Any) -> bytes:
         b'{"model": "tiny", "prompt": "x", "temperature": 1e999999}',
         b'{"model": "tiny", "prompt": "x", "seed": 1' + b"0" * 4000 + b"}",
         b'{"model": "tiny", "prompt": "\\ud800"}',
-        b'\xff\xfe{\x00}\x00',
+        b"\xff\xfe{\x00}\x00",
         b'{"model": "tiny", "prompt": "x"}{"model": "tiny"}',
         b'{"model": "tiny", "prompt": "\x00"}',
         text_body(logit_bias={str(i): 1 for i in range(200_000)}),
@@ -265,7 +265,8 @@ def test_no_path_opens_without_a_key(target: Target, path: str) -> None:
 )
 def test_no_header_but_the_first_key_opens(target: Target, headers: bytes) -> None:
     answer = exchange(
-        target.port, b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + headers + b"\r\n"
+        target.port,
+        b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + headers + b"\r\n",
     )
     assert statuses_of(answer) == [401]
 
@@ -280,9 +281,8 @@ def test_clients_are_no_operators(target: Target) -> None:
 def upload(target: Target, key: str, content: bytes) -> str:
     form = (
         b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
-        b'--b\r\nContent-Disposition: form-data; name="file"; filename="../../x\x1b[2J.jsonl"\r\n\r\n'
-        + content
-        + b"\r\n--b--\r\n"
+        b'--b\r\nContent-Disposition: form-data; name="file"; '
+        b'filename="../../x\x1b[2J.jsonl"\r\n\r\n' + content + b"\r\n--b--\r\n"
     )
     status, answer = target.call(
         "POST", "/v1/files", form, key, **{"Content-Type": "multipart/form-data; boundary=b"}

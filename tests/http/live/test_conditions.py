@@ -1,4 +1,4 @@
-"""Conditions: which trouble is told apart from which, in /ready, metrics, events and the live view."""
+"""Conditions in /ready, metrics, events and the live view: which trouble is told from which."""
 
 from dataclasses import replace
 
