@@ -1,6 +1,7 @@
 """Real listeners on an event loop of their own, and raw bytes to and from them."""
 
 import asyncio
+import re
 import socket
 import ssl
 import threading
@@ -97,4 +98,4 @@ def status_of(answer: bytes) -> int:
 
 def statuses_of(answers: bytes) -> list[int]:
     """Of each response in what a connection received."""
-    return [int(part[:3]) for part in answers.split(b"HTTP/1.1 ")[1:]]
+    return [int(code) for code in re.findall(rb"HTTP/1\.1 (\d{3}) ", answers)]

@@ -22,6 +22,8 @@ from muxcluster.http.metrics.request_log import append_to
 from muxcluster.tenants.ledger import NAME, Ledger
 
 NOBODY = "nobody"
+# a virtual environment is often in a folder of its user
+PYTHON = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable
 TRY = """
 import os, socket, sys
 how, path = sys.argv[1:]
@@ -41,7 +43,7 @@ except OSError as error:
 
 def as_nobody(how: str, path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", TRY, how, str(path)],
+        [PYTHON, "-c", TRY, how, str(path)],
         user=NOBODY,
         group=pwd.getpwnam(NOBODY).pw_gid,
         extra_groups=[],
