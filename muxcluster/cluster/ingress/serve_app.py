@@ -156,7 +156,7 @@ def settings_of(config: Config) -> ApiSettings:
         ),
         connections=ConnectionLimits(server.max_connections, server.max_connections_per_address),
         tls=_tls_of(config),
-        admin=server.admin and HttpAddress(server.admin.host, server.admin.port),
+        admin=None if server.admin is None else HttpAddress(server.admin.host, server.admin.port),
         request_log=server.request_log and str(Path(server.request_log).absolute()),
         audit_log=server.audit_log and str(Path(server.audit_log).absolute()),
         more_keys=tuple(server.more_keys),

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from muxcluster.http.apis.reading import ApiBody, Tokens
-from muxcluster.text.schemas import MAX_STOPS, Effort, NonEmpty, StopText
+from muxcluster.text.schemas import MAX_STOPS, Effort, StopText
 
 
 class ThinkingBody(BaseModel):
