@@ -43,7 +43,7 @@ SETTINGS = ApiSettings(
 HEAD_S = 0.5
 PATIENCE_S = 300.0
 PROMPTS = ("once upon a time", "the second prompt", "3 4 5 6", "and so on and so forth")
-NUM_TOKENS = 60
+NUM_TOKENS = 30
 
 
 @dataclass
