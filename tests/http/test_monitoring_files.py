@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -150,10 +151,53 @@ def test_prometheus_reads_the_rules() -> None:
     assert 'up{job="muxcluster"}' in ALERTS[0]["expr"]
 
 
+def series(text: str, values: str) -> dict[str, str]:
+    return {"series": text, "values": values}
+
+
+def condition(name: str, values: str) -> dict[str, str]:
+    return series(f'muxcluster:condition{{condition="{name}",instance="a"}}', values)
+
+
+def promtool(*arguments: str) -> None:
+    subprocess.run(["promtool", *arguments], cwd=FOLDER, check=True, timeout=60)
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_finds_no_fault() -> None:
-    for command in (("check", "rules", "rules.yaml"), ("check", "config", "prometheus.yaml")):
-        subprocess.run(["promtool", *command], cwd=FOLDER, check=True, timeout=60)
+def test_promtool_finds_no_fault_and_alerts_fire_when_they_should(tmp_path: Path) -> None:
+    promtool("check", "rules", "rules.yaml")
+    promtool("check", "config", "prometheus.yaml")
+    asked = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
+    filled = [each.replace("$__rate_interval", "5m").replace("$model", ".*") for each in asked]
+    rules = [{"record": f"board:{i}", "expr": each} for i, each in enumerate(filled)]
+    board = tmp_path / "board.yaml"
+    board.write_text(yaml.safe_dump({"groups": [{"name": "board", "rules": rules}]}))
+    promtool("check", "rules", str(board))
+
+    stalled = next(alert for alert in ALERTS if alert["alert"] == "MuxclusterStalled")
+    fired = {
+        "exp_labels": {**stalled["labels"], "instance": "a"},
+        "exp_annotations": stalled["annotations"],
+    }
+    # stalled from the first minute on, for half a minute before it is told
+    times = [("MuxclusterStalled", "1m", []), ("MuxclusterStalled", "2m15s", [fired])]
+    times += [("MuxclusterOverloaded", "9m", []), ("MuxclusterAway", "9m", [])]
+    case = {
+        "interval": "15s",
+        "input_series": [
+            condition("stalled", "0x4 1x40"),
+            condition("overloaded", "0x40"),
+            series('up{job="muxcluster",instance="a"}', "1x40"),
+        ],
+        "alert_rule_test": [
+            {"alertname": name, "eval_time": at, "exp_alerts": expected}
+            for name, at, expected in times
+        ],
+    }
+    file = tmp_path / "cases.yaml"
+    cases = {"rule_files": [str(FOLDER / "rules.yaml")], "evaluation_interval": "15s"}
+    file.write_text(yaml.safe_dump({**cases, "tests": [case]}))
+    promtool("test", "rules", str(file))
 
 
 def test_vllms_board_finds_its_metrics_or_the_guide_says_which_are_not_there(
