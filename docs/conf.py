@@ -31,7 +31,7 @@ contents = (
         "placement scheduling kv-pool residency sm-shares structured-outputs offline-orders",
     ),
     ("Reference", "reference", "cli config http python metrics errors support"),
-    ("Operations", "operations", "failures security tenants troubleshooting"),
+    ("Operations", "operations", "failures security threat-model tenants troubleshooting"),
     (
         "Results",
         "results",

@@ -28,6 +28,7 @@ from muxcluster.config.schema import (
 from muxcluster.config.scoring import scoring_of
 from muxcluster.config.yamlfile import Location, key_text, read_yaml
 from muxcluster.core.errors import ConfigError
+from muxcluster.core.inputs.tls_files import TlsFiles
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.names import nearest
 from muxcluster.placement.shapes.shape import ShapeError
@@ -83,6 +84,18 @@ class Config:
         """
         given = self.server.keys_file
         return None if given is None else (self.file.parent / Path(given).expanduser()).absolute()
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """Absolute paths, as `keys_file`; None without TLS."""
+        given = self.server.tls
+        if given is None:
+            return None
+        cert, key = (
+            str((self.file.parent / Path(each).expanduser()).absolute())
+            for each in (given.cert, given.key)
+        )
+        return TlsFiles(cert, key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -354,6 +354,27 @@ class KeysFile(Section):
     """The keys of tenants."""
 
 
+class TlsSection(Section):
+    """The server's certificate and key, files in PEM on every node that listens."""
+
+    cert: PathText
+    """The certificate, followed by those between it and its authority. Files that change are used
+    within 5 seconds, for new connections."""
+    key: PathText
+    """Its private key, without a passphrase."""
+
+
+class AdminSection(Section):
+    """A port of its own for operators' routes, which are then at no other."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. The routes are `/sleep`, `/wake_up`, `/is_sleeping`, `/pin`, `/unpin`,
+    `/usage`, `/v1/cluster/…`, `/dashboard`, `/metrics`, `/status`, `/timeline` and `/load`; they
+    ask for the same keys as without it."""
+    port: Annotated[int, Field(ge=1, le=65535)]
+    """Port to listen on."""
+
+
 class ServerSection(Section):
     """Settings of the HTTP server."""
 
@@ -361,6 +382,10 @@ class ServerSection(Section):
     """Address that HTTP listens on."""
     port: Port = 8000
     """Port that HTTP listens on; 0 takes a free one."""
+    tls: TlsSection | None = None
+    """Serve HTTPS, at all ports, and nothing else. By default plain HTTP."""
+    admin: AdminSection | None = None
+    """Operators' routes at a port of their own. By default they are at `port`."""
     api_key: Key | None = None
     """Bearer token of every route but health."""
     more_keys: list[Key] = []
@@ -383,6 +408,12 @@ class ServerSection(Section):
     is closed."""
     min_body_bytes_per_s: Count = 512
     """Minimum rate of a request's body, averaged over every 10 seconds; a slower one gets 408."""
+    max_connections: Count = 16_384
+    """Open connections of a port. One more closes the one that has had no request for longest;
+    where all have one it gets 503. Fewer where the process may not have so many open files."""
+    max_connections_per_address: Count | None = None
+    """Open connections of a client address (IPv6: of a /64 network); more get 429. By default no
+    limit: behind a reverse proxy all clients have one address."""
     request_timeout_s: Positive = 600.0
     """Time limit of a request; a client may ask for less (`X-Request-Timeout-Seconds`)."""
     restart_limit_s: Positive = 120.0
@@ -398,6 +429,11 @@ class ServerSection(Section):
     """Memory of all open requests' bodies; beyond that 429, without reading the body."""
     request_log: PathText | None = None
     """File with a line of JSON per request: its id, how it ended, where its time was spent."""
+    audit_log: PathText | None = None
+    """File with a line of JSON for each thing that an operator does by HTTP, or is refused. By
+    default these lines are in the log."""
+    log_format: Literal["text", "json"] = "text"
+    """Lines of `serve` on standard error, of all its processes: text, or a JSON object each."""
     lenient: bool = False
     """Unknown request fields are dropped, not answered with 400."""
     ingresses: Literal["every-node", "head"] = "every-node"
@@ -409,6 +445,9 @@ class ServerSection(Section):
             raise ValueError("admin_key is also api_key or in more_keys: all clients would have it")
         if self.keys is not None and self.keys_file is not None:
             raise ValueError("give either keys or keys_file")
+        admin = self.admin
+        if admin is not None and admin.port == self.port and admin.host == self.host:
+            raise ValueError("admin has the same host and port as the server itself")
         return self
 
 

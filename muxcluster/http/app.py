@@ -16,8 +16,9 @@ from muxcluster.core.errors import MuxClusterError
 from muxcluster.http.calls.model_text import ModelTexts
 from muxcluster.http.errors import HttpError, http_error, status_error
 from muxcluster.http.keys.ring import KeyRing
+from muxcluster.http.live.conditions import Conditions
 from muxcluster.http.live.units import UnitHistory
-from muxcluster.http.live.view import Cluster, LiveView
+from muxcluster.http.live.view import Cluster, LiveParts, LiveView
 from muxcluster.http.metrics.batches import BatchMetrics
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.metrics.units import UnitMetrics
@@ -68,7 +69,8 @@ def create_app(
     history = UnitHistory(backend.stats, dict if cluster is None else cluster.links)
     units = UnitMetrics(metrics.registry, history.stats)
     batches = BatchMetrics(metrics.registry)
-    view = LiveView(backend, history, metrics.recent, batches, cluster)
+    conditions = Conditions(metrics.registry, history.seen, backend.models, metrics.recent.refused)
+    view = LiveView(backend, LiveParts(history, metrics.recent, batches, conditions), cluster)
     service = CompletionService(backend, texts, metrics, settings)
     keys = KeyRing(settings, key_service, metrics.key_failed)
 
@@ -76,7 +78,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         keys.start()
         polls = [
-            asyncio.create_task(_observe(units, settings.stats_period_s)),
+            asyncio.create_task(_observe(units, conditions, settings.stats_period_s)),
             asyncio.create_task(_follow(backend, texts, metrics)),
         ]
         if batch_service is not None:
@@ -96,7 +98,7 @@ def create_app(
     for routes in (generation_routes, embedding_routes, message_routes, response_routes):
         app.include_router(routes(service, lenient=settings.lenient))
     app.include_router(model_routes(texts, settings))
-    app.include_router(status_routes(backend, texts, metrics, keys))
+    app.include_router(status_routes(backend, texts, metrics, keys, conditions))
     app.include_router(weight_routes(backend, settings))
     app.include_router(live_routes(view, metrics.recent))
     if key_service is not None:
@@ -109,10 +111,11 @@ def create_app(
     return app
 
 
-async def _observe(units: UnitMetrics, period_s: float) -> None:
+async def _observe(units: UnitMetrics, conditions: Conditions, period_s: float) -> None:
     """Read the units' reports more often than they come, so that every job is counted."""
     while True:
         units.observe()
+        conditions.observe()
         await asyncio.sleep(period_s)
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 from muxcluster.batch.service.settings import BatchSettings
+from muxcluster.core.inputs.tls_files import TlsFiles
+from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.core.request import ServiceClass
 from muxcluster.tenants.keys import KeySettings
 
@@ -22,6 +24,18 @@ class QueueLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits of connections that are open at once, on each port by itself.
+
+    At `most` a new connection takes the place of the one that has had no request for longest; where
+    all have one it gets 503. Over `per_address` it gets 429.
+    """
+
+    most: int = 16_384
+    per_address: int | None = None  # of one client address (IPv6: one /64 network); None: no limit
+
+
+@dataclass(frozen=True, slots=True)
 class ApiSettings:
     """Settings of the HTTP server that an operator may choose."""
 
@@ -37,7 +51,11 @@ class ApiSettings:
     request_timeout_s: float = 600.0  # longest time of a request; a client may ask for less
     restart_limit_s: float = 120.0  # how long requests wait for a lost unit
     queues: QueueLimits = field(default_factory=QueueLimits)
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    tls: TlsFiles | None = None  # None: plain HTTP
+    admin: HttpAddress | None = None  # where operators' routes are; None: at the port of all others
     request_log: str | None = None  # file that gets a line of JSON per request
+    audit_log: str | None = None  # file that gets a line of JSON per admin act; None: the log
     stats_period_s: float = 0.25  # how often the metrics read the units' statistics
     inline_chars: int = 4096  # longer prompts are rendered and tokenised on a thread
     request_id_header: bool = True  # send X-Request-Id; False if a proxy in front does

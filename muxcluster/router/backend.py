@@ -46,6 +46,10 @@ class Backend(TokenSource, Protocol):
         """True while new requests are accepted: models loaded, not draining."""
         ...
 
+    def draining(self) -> bool:
+        """True once the server refuses new requests because it ends."""
+        ...
+
     def healthy(self) -> bool:
         """False if the engine is stuck or gone and this process should be replaced."""
         ...
@@ -133,6 +137,9 @@ class RoutedBackend:
     def drain(self) -> None:
         """Refuse new requests from now on; running ones go on."""
         self._draining = True
+
+    def draining(self) -> bool:
+        return self._draining
 
     def ready(self) -> bool:
         return not self._draining and all(

@@ -204,6 +204,10 @@ class ClusterBackend:
         is_up = any(link.state() is LinkState.UP for link in self._unit_links.routed())
         return self._is_warm and is_up and not self._is_draining
 
+    def draining(self) -> bool:
+        """As `Backend.draining`."""
+        return self._is_draining
+
     def healthy(self) -> bool:
         """False if every unit stalls, has failed, or takes too long to restart."""
         states = [link.state() for link in self._unit_links.routed()]

@@ -23,6 +23,8 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=INT64)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 NonEmpty = Annotated[str, Field(min_length=1)]
+# The tables to find one are made for every choice, in Python, and grow with its length
+StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 ShortText = Annotated[str, Field(min_length=1, max_length=200)]
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
@@ -46,7 +48,7 @@ def _from_json_text(value: object) -> object:
         raise PydanticCustomError("json_text", "{reason}", {"reason": error.message}) from None
 
 
-Stops = Annotated[list[NonEmpty], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)]
+Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)]
 # vLLM's clients send objects, SGLang's their JSON text
 JsonObject = Annotated[dict[str, Any], BeforeValidator(_from_json_text)]
 Choices = Annotated[list[str], Field(min_length=1)]

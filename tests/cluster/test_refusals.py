@@ -41,6 +41,14 @@ def _lose_tokenizer(config: dict[str, Any], copy: Path) -> None:
     (copy / "tokenizer.json").unlink()
 
 
+def _lose_certificate(config: dict[str, Any], copy: Path) -> None:
+    config["server"] = {"tls": {"cert": "absent.pem", "key": "absent.pem"}}
+
+
+def _join_ports(config: dict[str, Any], copy: Path) -> None:
+    config["server"] = {"port": 8001, "admin": {"port": 8001}}
+
+
 def _children() -> set[int]:
     """Processes this one has started, zombies among them."""
     return {
@@ -80,6 +88,8 @@ def broken(config_file: Path, tmp_path: Path) -> tuple[dict[str, Any], Path]:
         (_truncate, ("model.safetensors",)),
         (_corrupt, ("model.safetensors",)),
         (_lose_tokenizer, ("tokenizer.json",)),
+        (_lose_certificate, ("absent.pem", "No such file")),
+        (_join_ports, ("broken.yaml", "same host and port")),
     ],
 )
 def test_a_wrong_file_is_named_in_one_line(
@@ -103,6 +113,22 @@ def test_a_taken_port_is_named(config_file: Path, capsys: pytest.CaptureFixture[
         port = taken.getsockname()[1]
         line = _refusal(capsys, str(config_file), "--port", str(port))
     assert f"127.0.0.1:{port}" in line
+
+
+def test_the_port_of_operators_is_not_that_of_clients(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor taken: by an option, or by another server."""
+    config = yaml.safe_load(config_file.read_text())
+    file = tmp_path / "divided.yaml"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        file.write_text(yaml.safe_dump(config | {"server": {"admin": {"port": port}}}))
+        assert f"127.0.0.1:{port}" in _refusal(capsys, str(file), "--port", "0")
+    line = _refusal(capsys, str(file), "--port", str(port))
+    assert f"127.0.0.1:{port}" in line and "server.admin" in line
 
 
 def test_the_process_ends_with_the_code_and_leaves_none(start_server: Any, tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ class FakeBackend:
         self.ended: list[str] = []
         self.is_healthy = True
         self.is_ready = True
+        self.is_draining = False
         self.reports: dict[str, dict[str, ModelStats]] = {}
         self.orders: list[tuple[str, WeightOrder, str | None]] = []
         self.on_order: Callable[[str, WeightOrder], None] = lambda model, order: None
@@ -99,6 +100,9 @@ class FakeBackend:
 
     def ready(self) -> bool:
         return self.is_ready
+
+    def draining(self) -> bool:
+        return self.is_draining
 
     def healthy(self) -> bool:
         return self.is_healthy

@@ -36,6 +36,8 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("cluster.nodes[]", schema.NodeSection),
     ("policy", schema.PolicySection),
     ("server", schema.ServerSection),
+    ("server.tls", schema.TlsSection),
+    ("server.admin", schema.AdminSection),
     ("server.keys[]", schema.KeySection),
     ("batch", schema.BatchSection),
 )

@@ -6,6 +6,7 @@ from prometheus_client.metrics_core import Metric
 
 from docs.generate.markdown import page, table
 from muxcluster.batch.service.interface import Figures
+from muxcluster.http.live.conditions import Conditions
 from muxcluster.http.metrics.batches import BatchMetrics
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.metrics.units import UnitMetrics
@@ -33,6 +34,7 @@ def metrics_page() -> str:
     metrics = Metrics()
     UnitMetrics(metrics.registry, list)
     _WithFigures(metrics.registry)
+    Conditions(metrics.registry, list, list, lambda since_s: {})
     found = {metric.name: metric for metric in metrics.registry.collect()}
     labels = {
         name: collector._labelnames

@@ -3,6 +3,7 @@
 import math
 import os
 import socket
+import ssl
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from muxcluster.config.load import Config
 from muxcluster.config.planner_input import nodes_of
 from muxcluster.config.planning import plan_for
 from muxcluster.core.errors import ConfigError, EngineFailure
+from muxcluster.core.inputs.log_lines import LOG_FORMAT
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.core.served import ServedModel
 from muxcluster.engine.load.weights import check_weight_files
@@ -47,6 +49,11 @@ class Prepared:
         """Address of the ingress; those made here always have one."""
         assert self.edge.listen is not None
         return self.edge.listen
+
+    @property
+    def url(self) -> str:
+        """URL of the ingress for a client on this machine."""
+        return url_of(self.address, is_tls=self.edge.settings.tls is not None)
 
     def listening(self, address: HttpAddress) -> "Prepared":
         """Return the same configuration at another address."""
@@ -85,10 +92,11 @@ def free_address(wanted: HttpAddress) -> HttpAddress:
         return HttpAddress(host, probe.getsockname()[1])
 
 
-def url_of(address: HttpAddress) -> str:
+def url_of(address: HttpAddress, *, is_tls: bool = False) -> str:
     """Return the server's URL for a client on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
-    return f"http://[{host}]:{address.port}" if ":" in host else f"http://{host}:{address.port}"
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if is_tls else 'http'}://{shown}:{address.port}"
 
 
 @contextmanager
@@ -104,6 +112,8 @@ def serving(
     """
     # Units limit their own threads; a library's pool in each Ray process would compete with them.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if prepared.desired.config.server.log_format == "json":
+        os.environ[LOG_FORMAT] = "json"
     targets = prepared.desired.targets
     # Ray starts an idle worker for each declared CPU, so few are declared.
     num_cpus = math.ceil(OTHER_CPUS + UNIT_CPUS * len(targets))
@@ -114,7 +124,7 @@ def serving(
     follower = None if show_log is None else LogFollower(cluster.folder.logs, show_log)
     try:
         cluster.run(prepared.desired, prepared.edge, tell=show_progress)
-        wait_ready(url_of(prepared.address))
+        wait_ready(prepared.url)
         yield cluster
     finally:
         cluster.end_processes()
@@ -134,7 +144,18 @@ def wait_ready(url: str) -> None:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=5.0) as answer:
+        with urllib.request.urlopen(url, timeout=5.0, context=_trusting(url)) as answer:
             return bool(answer.status == 200)
     except OSError:  # refused, 503, timed out: not yet
         return False
+
+
+def _trusting(url: str) -> ssl.SSLContext | None:
+    """Return a context that asks for no certificate: it has the name that clients use, and this
+    process asks its own server by an address."""
+    if not url.startswith("https:"):
+        return None
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

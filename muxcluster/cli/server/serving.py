@@ -16,6 +16,7 @@ from muxcluster.cli.terminal.telling import tell
 from muxcluster.cluster.embedded import EmbeddedRay
 from muxcluster.config.hub import Fetching, Wanted
 from muxcluster.config.load import Config, load_config
+from muxcluster.core.errors import ConfigError
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.core.served import ServedModel
 
@@ -45,7 +46,8 @@ def run_server(source: Path | NamedModels, options: Overrides, drain_timeout_s: 
             console.print(f"starting {_counted(prepared)} on a local Ray …")
             with serving(prepared, tell, ProgressPrinter(console)) as cluster:
                 has_key = prepared.edge.settings.api_key is not None
-                announce(console, prepared.models, url_of(prepared.address), has_key)
+                announce(console, prepared.models, prepared.url, has_key)
+                tell_admin(console, prepared)
                 console.print(f"ready after {time.monotonic() - started_s:.1f} s; Ctrl-C stops")
                 block(cluster, drain_timeout_s)
     except Stopped as stopped:
@@ -62,7 +64,7 @@ def _read(source: Path | NamedModels) -> Config:
 
 
 def _overridden(prepared: Prepared, options: Overrides) -> Prepared:
-    """Apply the options. Raises ConfigError if the address is taken."""
+    """Apply the options. Raises ConfigError if an address is taken."""
     settings, address = prepared.edge.settings, prepared.address
     if options.api_key is not None:
         settings = replace(settings, api_key=options.api_key)
@@ -73,6 +75,10 @@ def _overridden(prepared: Prepared, options: Overrides) -> Prepared:
     host = address.host if options.host is None else options.host
     port = address.port if options.port is None else options.port
     address = free_address(HttpAddress(host, port))
+    if settings.admin == address:
+        raise ConfigError(f"{host}:{port}", "", "is the address of server.admin, too")
+    if settings.admin is not None:
+        free_address(settings.admin)
     return replace(prepared, edge=replace(prepared.edge, settings=settings, listen=address))
 
 
@@ -98,6 +104,14 @@ def announce(
     if first.embedding is not None or first.scoring is not None:
         route = "embeddings" if first.scoring is None else "rerank"
     console.print(curl_line(first.name, url, needs_key, route), markup=False)
+
+
+def tell_admin(console: Console, prepared: Prepared) -> None:
+    """One line if operators' routes have a port of their own."""
+    settings = prepared.edge.settings
+    if settings.admin is not None:
+        url = url_of(settings.admin, is_tls=settings.tls is not None)
+        console.print(f"  operators: {url}/dashboard")
 
 
 _ASKED = {

@@ -185,7 +185,10 @@ def batch_line(snapshot: Snapshot) -> str | None:
 
 def event_text(event: Mapping[str, Any]) -> str:
     """Return "chat on a-0.1: resident -> parked"."""
-    subject = f"{event['model']} on {event['unit']}" if event["model"] else f"unit {event['unit']}"
+    if event["model"]:
+        subject = f"{event['model']} on {event['unit']}"
+    else:
+        subject = f"unit {event['unit']}" if event["unit"] else "server"
     what = {"order": " order", "sharing": " SM sharing"}.get(event["what"], "")
     return plain(f"{subject}{what}: {event['before'] or 'new'} -> {event['after'] or 'gone'}")
 

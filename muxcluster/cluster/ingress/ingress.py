@@ -17,13 +17,16 @@ from muxcluster.cluster.ingress.key_client import KeyServiceClient
 from muxcluster.cluster.ray.application import APP
 from muxcluster.cluster.ray.nodes import HEAD_RESOURCE
 from muxcluster.cluster.ray.privacy import keep_replica_on_loopback
+from muxcluster.cluster.ray.process_logs import log_as
 from muxcluster.core.errors import EngineFailure, NotReady
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.http.app import create_app
 from muxcluster.http.calls.choice import ChoiceDelta
 from muxcluster.http.metrics import request_log
+from muxcluster.http.server import audit
 from muxcluster.http.server.connection import HeadLimits
 from muxcluster.http.server.listener import Listener
+from muxcluster.http.server.ports import Port, through
 from muxcluster.http.service import CompletionService
 from muxcluster.http.settings import ApiSettings
 from muxcluster.router.fleet import ClusterBackend
@@ -45,9 +48,12 @@ class Ingress:
     def __init__(
         self, settings: ApiSettings, controller: Any, listen: HttpAddress | None = None
     ) -> None:
+        log_as("ingress")
         keep_replica_on_loopback()
         if settings.request_log is not None:
             request_log.write_to(Path(settings.request_log))
+        if settings.audit_log is not None:
+            audit.write_to(Path(settings.audit_log))
         self._settings = settings
         self._controller = ControllerCalls(controller)
         self._views = ControllerCalls(controller, VIEW_TIMEOUT_S)
@@ -62,7 +68,7 @@ class Ingress:
         self._service: CompletionService | None = None
         self._watch: asyncio.Task[None] | None = None
         self._listen = listen
-        self._listener: Listener | None = None
+        self._listeners: list[Listener] = []
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that Serve routes HTTP to; a hook, on its event loop."""
@@ -82,12 +88,22 @@ class Ingress:
         if self._listen is not None:
             app.add_api_route("/-/healthz", _serve_healthz, include_in_schema=False)
             app.add_api_route("/-/routes", _serve_routes, include_in_schema=False)
-            limits = HeadLimits(
-                timeout_s=self._settings.header_timeout_s, on_refused=app.state.on_refused_head
-            )
-            self._listener = Listener(self._listen, limits)
-            await self._listener.start(app)
+            await self._start_listening(app, self._listen)
         return app
+
+    async def _start_listening(self, app: FastAPI, address: HttpAddress) -> None:
+        """Listen at `address`, and at the operators' one if there is one. Raises EngineFailure."""
+        settings = self._settings
+        limits = HeadLimits(
+            timeout_s=settings.header_timeout_s, on_refused=app.state.on_refused_head
+        )
+        ports = {Port.ALL: address}
+        if settings.admin is not None:
+            ports = {Port.CLIENTS: address, Port.ADMIN: settings.admin}
+        for port, where in ports.items():
+            listener = Listener(where, limits, tls=settings.tls, connections=settings.connections)
+            self._listeners.append(listener)
+            await listener.start(through(port, app))
 
     async def generate(
         self, prompt: str | Sequence[Any], **fields: Any
@@ -140,8 +156,8 @@ class Ingress:
             raise EngineFailure("the ingress no longer follows the directory")
 
     async def __del__(self) -> None:
-        if self._listener is not None:
-            await self._listener.close()
+        for listener in reversed(self._listeners):
+            await listener.close()
         if self._watch is not None:
             self._watch.cancel()
         await self._unit_links.close()

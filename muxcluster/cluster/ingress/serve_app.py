@@ -23,9 +23,10 @@ from muxcluster.config.hub import Fetching, Wanted
 from muxcluster.config.load import Config, load_config
 from muxcluster.config.planner_input import nodes_of
 from muxcluster.config.planning import plan_for
-from muxcluster.core.errors import EngineFailure
+from muxcluster.core.errors import ConfigError, EngineFailure
+from muxcluster.core.inputs.tls_files import TlsFiles
 from muxcluster.core.inputs.web_url import HttpAddress
-from muxcluster.http.settings import ApiSettings, QueueLimits
+from muxcluster.http.settings import ApiSettings, ConnectionLimits, QueueLimits
 
 START_TIMEOUT_S = 60.0
 # Nodes of a cloud take minutes to join, those that pull an image with CUDA libraries more.
@@ -36,8 +37,9 @@ POLL_S = 0.1
 class ServeArgs(BaseModel):
     """Arguments of `serve run muxcluster.cluster.ingress.serve_app:app config=muxcluster.yaml`.
 
-    host, port and header_timeout_s of the file do not apply there: Serve's own proxy listens, and
-    it reads a request's head whole, however large or late, before the application can refuse it.
+    host, port, header_timeout_s and the limits of connections do not apply there: Serve's own proxy
+    listens, and it reads a request's head whole, however large or late, before the application can
+    refuse it. tls and admin are refused.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -110,11 +112,22 @@ def build_app(config_path: str | Path) -> Any:
     If the file lists no nodes and this process is part of a Ray cluster, its nodes are used.
     """
     config = load_config(config_path, Fetching(Wanted.ALL))
+    _check_ports(config)
     is_local = not ray.is_initialized()
     nodes = nodes_of(config) if is_local else planning_nodes(config, _living())
     desired = desired_of(config, plan_for(config, nodes), nodes)
     settings = replace(settings_of(config), request_id_header=False)
     return ingress_deployment(settings, controller_deployment(desired))
+
+
+def _check_ports(config: Config) -> None:
+    """Raise ConfigError for what Serve's proxy would leave open without a word."""
+    for name in ("tls", "admin"):
+        if getattr(config.server, name) is not None:
+            message = (
+                "Serve's own proxy listens here, which has none: use muxcluster up, or remove it"
+            )
+            raise ConfigError(config.file, f"server.{name}", message)
 
 
 def _living() -> list[Any]:
@@ -124,7 +137,7 @@ def _living() -> list[Any]:
 def settings_of(config: Config) -> ApiSettings:
     """Return the API settings of the configuration's `server` and `batch` sections.
 
-    Raises ConfigError if the file of the tenants' keys is wrong.
+    Raises ConfigError if the file of the tenants' keys is wrong, or the certificate.
     """
     server, batch = config.server, config.batch
     return ApiSettings(
@@ -141,7 +154,11 @@ def settings_of(config: Config) -> ApiSettings:
             server.max_open_requests,
             server.max_buffered_bytes,
         ),
+        connections=ConnectionLimits(server.max_connections, server.max_connections_per_address),
+        tls=_tls_of(config),
+        admin=None if server.admin is None else HttpAddress(server.admin.host, server.admin.port),
         request_log=server.request_log and str(Path(server.request_log).absolute()),
+        audit_log=server.audit_log and str(Path(server.audit_log).absolute()),
         more_keys=tuple(server.more_keys),
         admin_key=server.admin_key,
         keys=key_settings_of(config),
@@ -154,6 +171,14 @@ def settings_of(config: Config) -> ApiSettings:
             batch.max_key_bytes,
         ),
     )
+
+
+def _tls_of(config: Config) -> TlsFiles | None:
+    """Return the certificate and key, which are read here once. Raises ConfigError."""
+    files = config.tls_files
+    if files is not None:
+        files.context()
+    return files
 
 
 def ingresses_of(config: Config) -> Ingresses:

@@ -2,16 +2,18 @@
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import ray
 
+from muxcluster.core.inputs.log_lines import is_json, json_line, log_formatter
+
 # Environment variable, on an embedded Ray: the server's private folder (`ServerFolder`).
 VARIABLE = "MUXCLUSTER_FOLDER"
 LOGS = "logs"  # folder of logs in it
-FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 PERIOD_S = 0.25
 _SUFFIX = ".log"
 _MOST_BYTES = 16 * 2**20  # a longer file that was read to its end is truncated
@@ -32,7 +34,10 @@ def log_as(name: str, level: int = logging.INFO) -> None:
         handle = os.open(os.path.join(folder, name + _SUFFIX), flags, 0o600)
         os.dup2(handle, 2)  # includes output of C code and child processes
         os.close(handle)
-    logging.basicConfig(level=logging.WARNING, format=FORMAT)
+    # not sys.stderr: Serve puts a log of its own in the place of a replica's
+    handler = logging.StreamHandler(sys.__stderr__)
+    handler.setFormatter(log_formatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("muxcluster").setLevel(level)
     # they warn about settings that are intended here; a logger's filter is not its children's
     for library in ("ray", "ray.actor", "ray.serve"):
@@ -43,7 +48,8 @@ def log_as(name: str, level: int = logging.INFO) -> None:
 class LogFollower:
     """Pass each new line in the files of `folder` to `show`, after its file's name.
 
-    A thread reads them until `close`.
+    Where the processes write JSON each line is an object with that name. A thread reads them until
+    `close`.
     """
 
     def __init__(self, folder: Path, show: Callable[[str], None]) -> None:
@@ -80,7 +86,7 @@ class LogFollower:
         if not whole and len(data) == _READ_BYTES:
             whole = len(data)
         for line in data[:whole].decode(errors="replace").splitlines():
-            self._show(f"{file.stem} | {line}")
+            self._show(json_line(file.stem, line) if is_json() else f"{file.stem} | {line}")
         self._ends[file] = begin + whole
         if begin + whole > _MOST_BYTES and file.stat().st_size == begin + whole:
             os.truncate(file, 0)

@@ -13,6 +13,7 @@ from muxcluster.channel.codec import LoadFailed, Ready, Start, decode, encode
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure, LoadError
+from muxcluster.core.inputs.log_lines import log_formatter
 from muxcluster.core.unitspec import UnitSpec
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,9 @@ def set_up_child() -> None:
     """Set up a child process: show where it crashes, log, and ignore Ctrl-C."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the unit decides when we end
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(log_formatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def name_process(name: str) -> None:

@@ -48,6 +48,9 @@ class RequestHead:
     arrived_s: float = field(default_factory=time.monotonic)  # on time.monotonic()
     wants_timing: bool = False  # `usage` reports the parts of the time
     meter: Meter | None = None  # of its key; None: nothing is checked and nothing counted
+    # W3C trace context of the caller: its trace and the span in which it asks; empty without one
+    trace_id: str = ""
+    parent_span_id: str = ""
 
     @property
     def models(self) -> tuple[str, ...] | None:

@@ -34,6 +34,7 @@ class UnitSeen:
     stats: UnitStats | None = None  # None before the first one
     shares: Mapping[str, Any] | None = None  # `ShareTimeline.told`
     rates: Mapping[str, TokenRates] | None = None  # by model
+    stuck_s: float = 0.0  # since a token was computed, or no request ran
 
 
 class _Reports:
@@ -42,6 +43,7 @@ class _Reports:
     def __init__(self) -> None:
         self.stats: UnitStats | None = None
         self.heard_s = -math.inf
+        self.moved_s = math.inf  # the last report with more tokens, or without running requests
         self.shares = ShareTimeline()
         # Of each report within RATE_S: the unit's clock; prompt and output tokens so far, by model
         self._counts: deque[tuple[float, dict[str, tuple[int, int]]]] = deque()
@@ -54,6 +56,8 @@ class _Reports:
             # another process with another clock
             self.shares = ShareTimeline()
             self._counts.clear()
+        if not _is_stuck(stats, self.stats):
+            self.moved_s = heard_s
         self.stats, self.heard_s = replace(stats, jobs=()), heard_s
         self.shares.add(stats.jobs, stats.now_s)
         counts = {each.name: (each.prompt_tokens, each.output_tokens) for each in stats.models}
@@ -107,8 +111,8 @@ class UnitHistory:
         self._events.note(dict(self._observed(now_s)), time.time())
         return found
 
-    def units(self) -> list[UnitSeen]:
-        """Return every unit that has reported or has a link, by id."""
+    def seen(self) -> list[UnitSeen]:
+        """Return every unit that has reported or has a link, by id, without shares and rates."""
         now_s, links = time.monotonic(), self._links()
         found = []
         for unit_id in sorted(self._reports.keys() | links.keys()):
@@ -117,17 +121,20 @@ class UnitHistory:
                 found.append(UnitSeen(unit_id, link or "loading"))
                 continue
             age_s = now_s - reports.heard_s
-            found.append(
-                UnitSeen(
-                    unit_id,
-                    link or _state(reports.stats, age_s),
-                    age_s,
-                    reports.stats,
-                    reports.shares.told(reports.stats.now_s),
-                    reports.rates(),
-                )
-            )
+            state = link or _state(reports.stats, age_s)
+            stuck_s = max(0.0, reports.heard_s - reports.moved_s)
+            found.append(UnitSeen(unit_id, state, age_s, reports.stats, stuck_s=stuck_s))
         return found
+
+    def units(self) -> list[UnitSeen]:
+        """Return every unit, as `seen`, with its shares and rates."""
+        return [self._whole(unit) for unit in self.seen()]
+
+    def _whole(self, unit: UnitSeen) -> UnitSeen:
+        reports, stats = self._reports.get(unit.unit_id), unit.stats
+        if reports is None or stats is None:
+            return unit
+        return replace(unit, shares=reports.shares.told(stats.now_s), rates=reports.rates())
 
     def events(self) -> list[Event]:
         """Return what changed, newest first."""
@@ -154,3 +161,14 @@ def _state(stats: UnitStats, age_s: float) -> str:
     if stats.state is not UnitState.READY:
         return stats.state.value
     return "silent" if age_s > SILENT_S else UP
+
+
+def _is_stuck(now: UnitStats, before: UnitStats | None) -> bool:
+    """True if requests run, and no token was computed between two reports."""
+    # those that wait to be restored count as running
+    is_busy = any(model.num_running > model.num_lent for model in now.models)
+    return is_busy and before is not None and _num_tokens(now) == _num_tokens(before)
+
+
+def _num_tokens(stats: UnitStats) -> int:
+    return sum(model.prompt_tokens + model.output_tokens for model in stats.models)

@@ -5,13 +5,14 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import msgspec
 
 from muxcluster import __version__
 from muxcluster.core.errors import MuxClusterError
+from muxcluster.http.live.conditions import Conditions
 from muxcluster.http.live.snapshot import models_told, units_told
 from muxcluster.http.live.units import UnitHistory
 from muxcluster.http.metrics.batches import BatchMetrics
@@ -39,21 +40,22 @@ class Cluster(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LiveParts:
+    """What this process itself sees of units, requests and batches."""
+
+    units: UnitHistory
+    recent: RecentRequests
+    batches: BatchMetrics
+    conditions: Conditions
+
+
 class LiveView:
     """Answers /v1/cluster/live. cluster: None where units are in this process."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        units: UnitHistory,
-        recent: RecentRequests,
-        batches: BatchMetrics,
-        cluster: Cluster | None,
-    ) -> None:
+    def __init__(self, backend: Backend, parts: LiveParts, cluster: Cluster | None) -> None:
         self._backend = backend
-        self._units = units
-        self._recent = recent
-        self._batches = batches
+        self._parts = parts
         self._controller = None if cluster is None else _ControllerState(cluster)
         self._encoded = b""
         self._encoded_s = -math.inf
@@ -70,8 +72,10 @@ class LiveView:
     def _snapshot(self, state: Mapping[str, Any] | None) -> dict[str, Any]:
         state = state or {}
         described = {unit["id"]: unit for unit in state.get("units", ())}
-        units = units_told(self._units.units(), described)
-        figures = self._batches.figures
+        parts = self._parts
+        units = units_told(parts.units.units(), described)
+        figures = parts.batches.figures
+        events = [*parts.units.events(), *parts.conditions.events()]
         return {
             "time_s": time.time(),
             "version": __version__,
@@ -82,10 +86,11 @@ class LiveView:
             },
             "units": units,
             "models": models_told(
-                self._backend.models(), units, self._recent.figures(time.monotonic())
+                self._backend.models(), units, parts.recent.figures(time.monotonic())
             ),
             "batches": None if figures is None else asdict(figures),
-            "events": [asdict(event) for event in self._units.events()],
+            "conditions": [asdict(each) for each in parts.conditions.now()],
+            "events": [asdict(event) for event in sorted(events, key=lambda each: -each.time_s)],
         }
 
 

@@ -29,6 +29,7 @@ class EndedRequest:
     ttft_s: float | None  # from its arrival here; None if no token came
     tpot_s: float | None  # mean time of a token after the first; None for fewer than two
     slo: Slo | None  # its own targets or its model's
+    trace_id: str = ""  # of its caller's trace context; empty without one
 
     def is_within_targets(self) -> bool | None:
         """Return whether both targets were kept; None without any, or if its client left."""
@@ -84,18 +85,29 @@ class RecentRequests:
         self._refusals.append((now_s, model, num_requests))
 
     def find(self, request_id: str) -> list[EndedRequest]:
-        """Return the choices of a call, by the id of its request or of its answer."""
+        """Return the choices of a call, by the id of its request or of its answer; of all calls of
+        a trace, by its id."""
+        if not request_id:
+            return []
         kept = chain.from_iterable(self._ended.values())
-        return [each for each in kept if request_id in (each.request_id, each.call_id)]
+        return [
+            each for each in kept if request_id in (each.request_id, each.call_id, each.trace_id)
+        ]
+
+    def refused(self, since_s: float) -> dict[str, int]:
+        """Return how many requests a full queue has refused since then, by model; those that were
+        refused unread are of no model, ''."""
+        found: Counter[str] = Counter()
+        for at_s, model, num_requests in reversed(self._refusals):
+            if at_s < since_s:
+                break
+            found[model] += num_requests
+        return dict(found)
 
     def figures(self, now_s: float) -> dict[str, RecentFigures]:
         """Return the figures of each model with requests in the window."""
         first_s = now_s - WINDOW_S
-        num_refused: Counter[str] = Counter()
-        for at_s, model, num_requests in reversed(self._refusals):
-            if at_s < first_s:
-                break
-            num_refused[model] += num_requests
+        num_refused = Counter(self.refused(first_s))
         ended: dict[str, list[EndedRequest]] = defaultdict(list)
         for service_class, kept in self._ended.items():
             for each in reversed(kept):

@@ -177,6 +177,7 @@ class RequestRecord:
             ttft_s=self._first_s - arrived_s if self._num_output or self._has_vector else None,
             tpot_s=self._tpot_s(),
             slo=call.slo,
+            trace_id=call.head.trace_id,
         )
 
     def _line(
@@ -186,6 +187,8 @@ class RequestRecord:
         return {
             "request_id": self._call.head.request_id,
             "id": self._call.call_id,
+            "trace_id": self._call.head.trace_id or None,
+            "parent_span_id": self._call.head.parent_span_id or None,
             "choice": self._index,
             "model": self._model,
             "class": self._call.service_class.value,

@@ -34,8 +34,13 @@ def write_to(path: Path) -> None:
 
     Raises OSError if it cannot be opened.
     """
+    append_to(logger, path)
+
+
+def append_to(lines: logging.Logger, path: Path) -> None:
+    """Append the messages of a logger to `path`, and to no other log. As `write_to`."""
     sink = _PrivateFile(path)
     sink.setFormatter(logging.Formatter("%(message)s"))
-    logger.addHandler(sink)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    lines.addHandler(sink)
+    lines.setLevel(logging.INFO)
+    lines.propagate = False

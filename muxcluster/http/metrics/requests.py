@@ -1,5 +1,6 @@
 """Request metrics under vLLM's names, in a registry of their own."""
 
+import time
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -125,6 +126,7 @@ class Metrics:
     def refused_unread(self) -> None:
         """Count a call that was refused before its model was known."""
         self.count("admission_rejections", UNKNOWN_MODEL)
+        self.recent.refuse(UNKNOWN_MODEL, 1, time.monotonic())
 
     def refused_head(self, status: int) -> None:
         """Count a request that was refused before its head was complete."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -26,6 +27,11 @@ from muxcluster.text.validation.body import parse
 
 TIMEOUT_HEADER = "x-request-timeout-seconds"
 TIMING_HEADER = "x-muxcluster-timing"
+# W3C Trace Context: version, trace, span, flags; later versions may add fields
+TRACE_HEADER = "traceparent"
+TRACE = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?"
+)
 # a stream whose client does not read is cut so long after its time limit
 READER_GRACE_S = 5.0
 
@@ -101,13 +107,19 @@ def json_response(value: object) -> Response:
 
 
 def request_head(request: Request) -> RequestHead:
-    """Return what a call's headers say. Raises InvalidValue for a wrong one."""
+    """Return what a call's headers say.
+
+    Raises InvalidValue for a wrong one; a wrong trace context is none, as the standard asks.
+    """
+    trace = TRACE.fullmatch(request.headers.get(TRACE_HEADER, ""))
     return RequestHead(
         request_id=request.state.request_id,
         timeout_s=client_limit_s(request),
         arrived_s=request.state.arrived_s,
         wants_timing=request.headers.get(TIMING_HEADER, "0") not in ("", "0", "false"),
         meter=request.state.meter,
+        trace_id=trace[1] if trace else "",
+        parent_span_id=trace[2] if trace else "",
     )
 
 

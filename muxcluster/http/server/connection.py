@@ -1,7 +1,8 @@
 """uvicorn's two HTTP/1.1 protocols with limits on request heads.
 
-uvicorn limits neither the size of a head (with httptools) nor the time that a client takes to send
-it. `middleware.Edge` limits the pace of bodies, also behind other servers.
+uvicorn does not limit the size of a head (with httptools), the time that a client takes to send it,
+how long it may read nothing of an answer, and how many connections an address has.
+`middleware.Edge` limits the pace of bodies, also behind other servers.
 """
 
 import asyncio
@@ -14,7 +15,9 @@ from typing import Any, Protocol, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from muxcluster.http.errors import HttpError, status_error
+from muxcluster.core.errors import Unavailable
+from muxcluster.http.errors import HttpError, http_error, status_error
+from muxcluster.http.server.connections import OpenConnections
 
 try:
     import httptools
@@ -33,6 +36,9 @@ HEADER_EXTRA_BYTES = 4  # `: ` and the end of the line
 # reset the connection, and the client could lose the answer.
 LINGER_S = 2.0
 LINGER_BYTES = 2**20
+# How long a client may read nothing while its unsent answer fills the buffer. It holds a
+# connection, and no time limit of a request ends a whole answer that is ready.
+UNREAD_S = 60.0
 BAD_REQUEST = status_error(400, "this is not a valid HTTP/1.1 request")
 
 
@@ -66,13 +72,17 @@ def head_too_large(error: HeadTooLarge) -> HttpError:
     return status_error(431, str(error))
 
 
-def limited_protocol(limits: HeadLimits, parser: str = "auto") -> type[asyncio.Protocol]:
+def limited_protocol(
+    limits: HeadLimits, connections: OpenConnections, parser: str = "auto"
+) -> type[asyncio.Protocol]:
     """Return a class for uvicorn's `http` option.
 
-    parser: "httptools", "h11", or "auto" for httptools if it is installed.
+    connections: those of all of its instances. parser: "httptools", "h11", or "auto" for httptools
+    if it is installed.
     """
     is_h11 = parser == "h11" or (parser == "auto" and not HAS_HTTPTOOLS)
-    return cast(type[asyncio.Protocol], partial(LimitedH11 if is_h11 else LimitedHttpTools, limits))
+    made = LimitedH11 if is_h11 else LimitedHttpTools
+    return cast(type[asyncio.Protocol], partial(made, limits, connections))
 
 
 class Cycle(Protocol):
@@ -87,7 +97,8 @@ class Cycle(Protocol):
 class Guard:
     """Ends one connection if its client is late or is refused.
 
-    newest: returns the connection's newest request, None before the first.
+    newest: returns the connection's newest request, None before the first. connections: this one is
+    refused at once where it has no place among them.
     """
 
     def __init__(
@@ -95,16 +106,48 @@ class Guard:
         transport: asyncio.Transport,
         limits: HeadLimits,
         newest: Callable[[], Cycle | None],
+        connections: OpenConnections,
     ) -> None:
         self._transport = transport
         self._limits = limits
         self._newest = newest
+        self._connections = connections
         self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
         self._is_head_late = True
         self._refusal: HttpError | None = None
         self._num_discarded = 0
         self.is_ending = False  # nothing that the client sends is parsed any more
-        self.expect_bytes()
+        try:
+            connections.enter(transport)
+        except Unavailable as error:
+            # closed at once: one that lingers would hold a file of those that are short
+            self.is_ending = True
+            self._write(http_error(error))
+            transport.close()
+        else:
+            self.expect_bytes()
+
+    def close(self) -> None:
+        """Note that the connection is gone."""
+        self.have_bytes()
+        self.can_write()
+        self._connections.leave(self._transport)
+
+    def begin_request(self) -> None:
+        """Note that the head of a request is complete."""
+        self.have_bytes()
+        self._connections.begin_request(self._transport)
+
+    def cannot_write(self) -> None:
+        """Note that the client does not read as fast as it is sent to."""
+        self._write_timer = self._later(UNREAD_S, self._transport.abort)
+
+    def can_write(self) -> None:
+        """Note that the client has read, or is gone."""
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def expect_bytes(self, *, of_head: bool = True) -> None:
         """Wait for the rest of a head, or of a body that was answered unread.
@@ -130,6 +173,7 @@ class Guard:
         """Note that a response is complete."""
         if self.is_answering():
             return
+        self._connections.end_requests(self._transport)
         if self._refusal is not None:
             self._send(self._refusal)
         elif self._timer is not None and not self.is_ending:
@@ -175,12 +219,15 @@ class Guard:
         self.have_bytes()
         if self._transport.is_closing():
             return
-        if self._limits.on_refused is not None:
-            self._limits.on_refused(error.status)
-        self._transport.write(response_bytes(error))
+        self._write(error)
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._timer = self._later(LINGER_S, self._transport.close)
+
+    def _write(self, error: HttpError) -> None:
+        if self._limits.on_refused is not None:
+            self._limits.on_refused(error.status)
+        self._transport.write(response_bytes(error))
 
     def _later(self, delay_s: float, work: Callable[[], None]) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(delay_s, work)
@@ -190,9 +237,10 @@ def response_bytes(error: HttpError) -> bytes:
     """Return `error` as the last response of a connection."""
     body = error.body()
     phrase = http.HTTPStatus(error.status).phrase
+    headers = "".join(f"{name.lower()}: {value}\r\n" for name, value in error.headers.items())
     head = (
         f"HTTP/1.1 {error.status} {phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        f"content-length: {len(body)}\r\n{headers}connection: close\r\n\r\n"
     )
     return head.encode("ascii") + body
 
@@ -203,10 +251,11 @@ class LimitedHttpTools(HttpToolsProtocol):
     Pipelined requests are parsed one piece at a time: each parsed request takes some kilobytes.
     """
 
-    def __init__(self, limits: HeadLimits, **arguments: Any) -> None:
+    def __init__(self, limits: HeadLimits, connections: OpenConnections, **arguments: Any) -> None:
         """arguments: uvicorn's."""
         super().__init__(**arguments)
         self._limits = limits
+        self._connections = connections
         self._unparsed = b""
         self._is_in_head = False
         self._is_in_body = False
@@ -221,10 +270,18 @@ class LimitedHttpTools(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._guard = Guard(transport, self._limits, lambda: self.cycle)
+        self._guard = Guard(transport, self._limits, lambda: self.cycle, self._connections)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._guard.cannot_write()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._guard.can_write()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._guard.have_bytes()
+        self._guard.close()
         # uvicorn tells the newest request only; the answer to another would fail with a traceback
         for cycle in self._open:
             cycle.disconnected = True
@@ -319,7 +376,7 @@ class LimitedHttpTools(HttpToolsProtocol):
         self._open.append(self.cycle)
         self._is_in_head, self._is_in_body = False, True
         self._num_silent_bytes = 0
-        self._guard.have_bytes()
+        self._guard.begin_request()
 
     def on_body(self, body: bytes) -> None:
         self._num_silent_bytes = 0
@@ -335,18 +392,27 @@ class LimitedHttpTools(HttpToolsProtocol):
 class LimitedH11(H11Protocol):
     """uvicorn's h11 protocol with `limits`."""
 
-    def __init__(self, limits: HeadLimits, **arguments: Any) -> None:
+    def __init__(self, limits: HeadLimits, connections: OpenConnections, **arguments: Any) -> None:
         """arguments: uvicorn's."""
         super().__init__(**arguments)
         self._limits = limits
+        self._connections = connections
         self._parser = self.conn = _LimitedParser(limits)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._guard = Guard(transport, self._limits, lambda: self.cycle)
+        self._guard = Guard(transport, self._limits, lambda: self.cycle, self._connections)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._guard.cannot_write()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._guard.can_write()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._guard.have_bytes()
+        self._guard.close()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -361,7 +427,7 @@ class LimitedH11(H11Protocol):
         if self._guard.is_ending or self.transport.is_closing():
             return
         if self.cycle is not before:
-            self._guard.have_bytes()
+            self._guard.begin_request()
         state = self.conn.their_state
         if state is h11.IDLE and self.conn.trailing_data[0]:
             self._guard.expect_bytes()

@@ -9,8 +9,12 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from muxcluster.core.errors import EngineFailure
+from muxcluster.core.inputs.tls_files import TlsFiles
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.http.server.connection import HeadLimits, limited_protocol
+from muxcluster.http.server.connections import OpenConnections, fitting
+from muxcluster.http.server.tls import TlsServer
+from muxcluster.http.settings import ConnectionLimits
 
 logger = logging.getLogger(__name__)
 
@@ -23,23 +27,36 @@ CLOSE_S = 1
 class Listener:
     """Serves an ASGI application on `address`, on the event loop that calls `start`.
 
-    Does not run the application's lifespan. parser: as for `limited_protocol`.
+    Does not run the application's lifespan. parser: as for `limited_protocol`. tls: None for plain
+    HTTP. connections: of this address alone.
     """
 
     def __init__(
-        self, address: HttpAddress, limits: HeadLimits | None = None, parser: str = "auto"
+        self,
+        address: HttpAddress,
+        limits: HeadLimits | None = None,
+        parser: str = "auto",
+        tls: TlsFiles | None = None,
+        connections: ConnectionLimits | None = None,
     ) -> None:
         self._address = address
-        self._protocol = limited_protocol(limits or HeadLimits(), parser)
+        self._limits = limits or HeadLimits()
+        self._parser = parser
+        self._tls = tls
+        self._connection_limits = connections or ConnectionLimits()
         self._server: uvicorn.Server | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, app: ASGIApp) -> None:
-        """Listen. Raises EngineFailure if the port does not become free."""
+        """Listen.
+
+        Raises EngineFailure if the port does not become free, or the certificate cannot be used.
+        """
         bound = await _bind(self._address)
+        connections = OpenConnections(fitting(self._connection_limits))
         config = uvicorn.Config(
             app,
-            http=self._protocol,
+            http=limited_protocol(self._limits, connections, self._parser),
             lifespan="off",
             ws="none",
             log_config=None,
@@ -52,13 +69,19 @@ class Listener:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=CLOSE_S,
         )
-        self._server = uvicorn.Server(config)
+        self._server = self._made(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[bound]))
         while not self._server.started and not self._task.done():
             await asyncio.sleep(0.005)
         if self._task.done():
             bound.close()
-            raise EngineFailure("the HTTP server did not start") from self._task.exception()
+            cause = self._task.exception()
+            raise EngineFailure(f"the HTTP server did not start: {cause}") from cause
+
+    def _made(self, config: uvicorn.Config) -> uvicorn.Server:
+        if self._tls is None:
+            return uvicorn.Server(config)
+        return TlsServer(config, self._tls, self._limits.on_refused)
 
     async def close(self) -> None:
         """Stop listening and cut open streams. Idempotent."""

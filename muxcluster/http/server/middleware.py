@@ -15,19 +15,23 @@ from muxcluster.core.errors import ContentTooLarge, NotReady, Overloaded
 from muxcluster.http.errors import HttpError, http_error, status_error
 from muxcluster.http.keys.ring import KeyRing
 from muxcluster.http.metrics.requests import Metrics
+from muxcluster.http.server import audit
 from muxcluster.http.server.connection import HeadLimits, HeadTooLarge, head_too_large
 from muxcluster.http.server.open_calls import OpenCall, OpenCalls
 from muxcluster.http.server.pace import Pace, PacedBody
+from muxcluster.http.server.ports import Port, port_of
 from muxcluster.http.settings import ApiSettings
 from muxcluster.tenants.keys import TenantKey
 
 PAGE_ROUTES = frozenset({"/dashboard", "/dashboard/page.js", "/dashboard/page.css"})
-OPEN_ROUTES = frozenset({"/health", "/ping", "/ready"}) | PAGE_ROUTES
+HEALTH_ROUTES = frozenset({"/health", "/ping", "/ready"})
+OPEN_ROUTES = HEALTH_ROUTES | PAGE_ROUTES
 ADMIN_ROUTES = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/pin", "/unpin", "/usage"})
 JOB_ROUTES = ("/v1/files", "/v1/batches")
 # of what all clients do: for admin keys alone, if there is one or there are tenants
 CLUSTER_ROUTES = "/v1/cluster/"
 OVERVIEWS = ("/metrics", "/status", "/timeline", "/load")  # of all models
+SERVE_ROUTES = "/-/"  # what Serve's proxy answers
 UPLOAD = "/v1/files"
 FORM_BYTES = 64 * 2**10  # of an upload's form around the file
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -100,6 +104,8 @@ class Edge:
             if meter is not None:
                 meter.end()
             self._count(scope, status, time.monotonic() - started_s)
+            if key is not None and _is_act(scope):
+                audit.note(scope, key, status)
 
     async def _checked(
         self, scope: Scope, key: TenantKey | None, receive: Receive, send: Send
@@ -109,7 +115,7 @@ class Edge:
         except HeadTooLarge as refused:
             await error_response(head_too_large(refused))(scope, receive, send)
             return
-        refusal = self._key_refusal(scope["path"], key)
+        refusal = _port_refusal(scope) or self._key_refusal(scope["path"], key)
         if refusal is not None:
             await error_response(refusal)(scope, receive, send)
         elif _declared_length(Headers(scope=scope)) > self._most_bytes(scope):
@@ -202,6 +208,25 @@ def _tenant_refusal(path: str, key: TenantKey) -> HttpError | None:
     if path.startswith(OVERVIEWS) and key.models is not None and not key.is_admin:
         return status_error(403, "this route tells of models that this key may not use")
     return None
+
+
+def _port_refusal(scope: Scope) -> HttpError | None:
+    """Return 404 for a route of the server's other port."""
+    path, port = scope["path"], port_of(scope)
+    if port is Port.ALL or path in HEALTH_ROUTES or path.startswith(SERVE_ROUTES):
+        return None
+    is_operators = path in ADMIN_ROUTES | PAGE_ROUTES or path.startswith(
+        (CLUSTER_ROUTES, *OVERVIEWS)
+    )
+    if is_operators == (port is Port.ADMIN):
+        return None
+    other = "of clients" if port is Port.ADMIN else "of operators (server.admin)"
+    return status_error(404, f"no such route at this port; it may be at the port {other}")
+
+
+def _is_act(scope: Scope) -> bool:
+    """True for a request that would change something as an operator."""
+    return scope["method"] == "POST" and scope["path"] in ADMIN_ROUTES
 
 
 def _check_head(scope: Scope) -> None:

@@ -73,6 +73,36 @@ def test_a_request_is_found_by_both_of_its_ids_after_its_end(http: TestClient, s
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
 
 
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+def test_requests_of_a_trace_are_found_by_its_id(http: TestClient, says) -> None:
+    """W3C Trace Context: the trace and the caller's span are in what is told of a request."""
+    says("hello")
+    for version in ("00", "01"):
+        extra = "" if version == "00" else "-what-comes-later"
+        header = {"traceparent": f"{version}-{TRACE}-{SPAN}-01{extra}"}
+        assert http.post("/v1/completions", json=TEXT, headers=header).status_code == 200
+    found = http.get(f"/v1/cluster/requests/{TRACE}").json()["choices"]
+    assert [(each["trace_id"], each["parent_span_id"]) for each in found] == [(TRACE, SPAN)] * 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("", "00", f"ff-{TRACE}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01"),
+        *(f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE.upper()}-{SPAN}-01", f"00-{TRACE}-{SPAN}"),
+    ],
+)
+def test_a_wrong_trace_context_is_none(http: TestClient, says, wrong: str) -> None:
+    says("hello")
+    ids = {"traceparent": wrong, "X-Request-Id": "r"}
+    assert http.post("/v1/completions", json=TEXT, headers=ids).status_code == 200
+    (choice,) = http.get("/v1/cluster/requests/r").json()["choices"]
+    assert choice["trace_id"] is None and choice["parent_span_id"] is None
+    assert http.get("/v1/cluster/requests/").status_code == 404
+
+
 def test_a_refused_request_says_why(http: TestClient, backend: FakeBackend) -> None:
     backend.error = NotReady("gone", code="replica_lost")
     assert http.post("/v1/completions", json=TEXT, headers={"X-Request-Id": "r"}).status_code == 503

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from muxcluster.http.apis.reading import ApiBody, Tokens
-from muxcluster.text.schemas import MAX_STOPS, Effort, NonEmpty
+from muxcluster.text.schemas import MAX_STOPS, Effort, StopText
 
 
 class ThinkingBody(BaseModel):
@@ -51,5 +51,5 @@ class MessagesBody(CountTokensBody):
     temperature: float | None = None
     top_p: float | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    stop_sequences: Annotated[list[NonEmpty], Field(max_length=MAX_STOPS)] | None = None
+    stop_sequences: Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
     service_tier: Literal["auto", "standard_only", "flex"] | None = None

@@ -343,7 +343,8 @@ function problems(snapshot) {
 }
 
 function eventLine(event) {
-  const subject = event.model ? `${event.model} on ${event.unit}` : `unit ${event.unit}`;
+  const place = event.unit ? `unit ${event.unit}` : "server";
+  const subject = event.model ? `${event.model} on ${event.unit}` : place;
   const what = { weights: "", state: "", order: " order", sharing: " SM sharing" }[event.what];
   return `${clock(event.time_s)} ${subject}${what === undefined ? ` ${event.what}` : what}: ${event.before || "new"} → ${event.after || "gone"}`;
 }
