@@ -163,8 +163,8 @@ def test_a_script_of_vllm_commands(capsys: pytest.CaptureFixture[str], tmp_path:
             Model("b", "a/b", "without --kv-cache-dtype fp8_e5m2"),
         ),
         (
-            "vllm serve a/b -q mxfp4",
-            Unserved("a/b", "--quantization mxfp4: such weights are not served"),
+            "vllm serve a/b -q hqq",
+            Unserved("a/b", "--quantization hqq: such weights are not served"),
         ),
         ("vllm serve", None),
         ("echo vllm", None),
