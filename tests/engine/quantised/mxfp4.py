@@ -31,8 +31,9 @@ def write_mxfp4(source: Path, folder: Path) -> Checkpoint:
         codes, exponents, stands_for = _rounded(weight.transpose(1, 2).double().numpy())
         packed = codes[..., 0::2] | (codes[..., 1::2] << 4)
         del stored[name]
-        stored[f"{name}_blocks"] = torch.from_numpy(packed.astype(np.uint8))
-        stored[f"{name}_scales"] = torch.from_numpy((exponents + 127).astype(np.uint8))
+        stored[f"{name}_blocks"] = torch.from_numpy(packed.astype(np.uint8)).contiguous()
+        scales = torch.from_numpy((exponents + 127).astype(np.uint8))
+        stored[f"{name}_scales"] = scales.contiguous()
         dense[name] = torch.from_numpy(stands_for).transpose(1, 2).float().contiguous()
     save_file(stored, found.quantised / "model.safetensors", {"format": "pt"})
     save_file(dense, found.dense / "model.safetensors", {"format": "pt"})
