@@ -59,7 +59,7 @@ def test_models_below_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     reasons = {
         "tiny.Q4_K_M.gguf": "GGUF files are not served",
         "quantised": "weights quantised by None cannot be served"
-        " (known: awq, compressed-tensors, fp8, gptq)",
+        " (known: awq, compressed-tensors, fp8, gptq, mxfp4)",
         "encoder": "BertModel generates no text",
         "old": "it has no weights in safetensors",
     }
