@@ -279,9 +279,9 @@ class PolicySection(Section):
     step."""
     pipeline_depth: Literal["auto", 1, 2] = "auto"
     """Decode jobs of a worker at a time. `2`: where the same sequences are sure to continue, their
-    next step is sent before the last one ends, so that a GPU does not wait for Python; requests
-    that arrive meanwhile wait for both. `auto`: 2 on a GPU, 1 on a CPU and for a unit of several
-    GPUs that does not share their SMs."""
+    next step is sent before the last one ends, so that a worker does not wait for the unit;
+    requests that arrive meanwhile wait for both. `auto`: 2, but 1 for a unit of several ranks on a
+    CPU, or on GPUs whose SMs it does not share."""
     prefix_caching: bool = True
     """Reuse the KV of equal prefixes."""
     kv_gb: Amount | None = None

@@ -46,8 +46,8 @@ class JobTarget:
 class ProfileJobs:
     """Jobs of one model for one worker.
 
-    Invariant: n rows from the first on are open, where n is the batch of the last `prefill`; after
-    a `mixed` those of its prompts, too.
+    sends_ahead: decode steps are sent behind others. Invariant: n rows from the first on are open,
+    where n is the batch of the last `prefill`; after a `mixed` those of its prompts, too.
     """
 
     def __init__(
@@ -66,6 +66,8 @@ class ProfileJobs:
         self._beside = self._open  # rows of the prompts in the last `mixed`
         self._random = np.random.default_rng(self._model.seed)
         self._num_decodes = 0
+        # A padded batch is formed again every few steps, and nothing can be sent behind that.
+        self.sends_ahead = spec.scheduler.pipeline_depth > 1 and self._model.padded is None
 
     @property
     def num_forming_steps(self) -> int:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,9 +42,10 @@ def measure(
     mixed jobs where they fit, and on a CPU the unit's own work between jobs (turns.py).
 
     spec: a unit of one model, whose first worker may run at every share of the grid. Seconds are
-    those from launching a job to its outcome, as the unit sees them. `on_point` is called each time
-    that a point was run, `grid.repeats` + 1 times at most. executor: where jobs run, by default
-    what `spec.partition` names; closed at the end.
+    those from launching a job to its outcome, as the unit sees them; of a decode step where
+    `pipeline_depth` is 2, from the outcome of the step that it was sent behind. `on_point` is
+    called each time that a point was run, `grid.repeats` + 1 times at most. executor: where jobs
+    run, by default what `spec.partition` names; closed at the end.
     Raises LoadError naming the file at fault, also if no point fits the loaded model, EngineFailure
     if a job or process was lost.
     """
@@ -90,7 +91,7 @@ class PointRuns:
         point = self.point
         self.prefill_s.append(run_jobs(executor, jobs.prefill(point)))
         warm_up_decode(executor, jobs, point)
-        self.decode_s.append(run_jobs(executor, [jobs.decode(point)]))
+        self.decode_s.append(run_decode(executor, jobs, point))
         if self.prompts:
             self.mixed_s.append(run_jobs(executor, [jobs.mixed(point, self.prompts)]))
 
@@ -146,6 +147,23 @@ def warm_up_decode(executor: Executor, jobs: ProfileJobs, point: Point) -> None:
         run_jobs(executor, [jobs.decode(point)])
 
 
+def run_decode(executor: Executor, jobs: ProfileJobs, point: Point) -> float:
+    """Return the seconds of a decode step, as units of this specification run most of them.
+
+    Raises as `check_outcome`.
+    """
+    first = jobs.decode(point)
+    if not jobs.sends_ahead:
+        return run_jobs(executor, [first])
+    executor.launch(first)
+    executor.launch(replace(jobs.decode(point), follows=first.job_id))
+    ends_s: list[float] = []
+    while len(ends_s) < 2:
+        ended = sum(_is_end(outcome) for outcome in executor.wait(None))
+        ends_s += [time.perf_counter()] * ended
+    return ends_s[1] - ends_s[0]
+
+
 def samples_of(repeats: int, run: Callable[[], float]) -> tuple[float, ...]:
     """Return the seconds of `repeats` runs after a warm-up."""
     warm_up_s = run()
@@ -166,6 +184,6 @@ def run_jobs(executor: Executor, jobs: Sequence[Job]) -> float:
 
 
 def _is_end(outcome: Outcome) -> bool:
-    """Return whether the one running job is done. Raises as `check_outcome`."""
+    """Return whether a job is done. Raises as `check_outcome`."""
     check_outcome(outcome)
     return isinstance(outcome, JobDone)

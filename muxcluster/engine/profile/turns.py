@@ -25,8 +25,9 @@ _STEPS = 8  # jobs a repeat: a turn is short
 
 
 def measure_turns(spec: UnitSpec, executor: Executor, grid: Grid) -> tuple[Turn, ...]:
-    """Measure at every batch of `grid` that fits: between decode steps of the same sequences, and
-    between jobs of prompts that end with their first token, followed by as many others.
+    """Measure at every batch of `grid` that fits: between jobs of prompts that end with their first
+    token, followed by as many others, and between decode steps of the same sequences; but with
+    `pipeline_depth` 2 none between these, which do not wait for the unit.
 
     spec: a unit of one model, as loaded by `executor`, which has started and runs nothing else.
     Raises EngineFailure as `profile.model.measure`.
@@ -34,12 +35,13 @@ def measure_turns(spec: UnitSpec, executor: Executor, grid: Grid) -> tuple[Turn,
     num_turns = _STEPS * grid.repeats
     most_tokens = _PROMPT_TOKENS + _FIRST + num_turns
     lane = "mixed" if spec.scheduler.lane == "mixed" else "temporal"
+    kinds = (True, False) if spec.scheduler.pipeline_depth == 1 else (False,)
     spec = replace(spec, scheduler=replace(spec.scheduler, lane=lane, pipeline_depth=1))
     return tuple(
         _Turns(spec, executor, rows, is_decoding=is_decoding).measure(num_turns)
         for rows in grid.batches
         if fits(spec, Point(1.0, rows, most_tokens))
-        for is_decoding in (True, False)
+        for is_decoding in kinds
     )
 
 

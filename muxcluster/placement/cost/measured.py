@@ -63,7 +63,9 @@ class MeasuredCost:
         self._decode = self._surfaces("decode", cells)
         self._loss = fitted_loss([self._slowed(pair, shapes) for pair, shapes in pairs])
         self._mixed = self._mixed_factors(models)
-        self._turn = _turn_line([turn for model in models for turn in model.turns])
+        turns = [turn for model in models for turn in model.turns]
+        self._turn = _turn_line(turns)
+        self._sends_ahead = all(turn.new for turn in turns)
 
     def prefill_s(
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
@@ -95,6 +97,8 @@ class MeasuredCost:
     def turn_s(self, rows: float, new: float) -> float:
         """What the unit itself does between a job and the next one (`profile.Turn`)."""
         fixed_s, per_row_s, per_new_s = self._turn
+        if self._sends_ahead:  # a job without new sequences had the next one behind it
+            return fixed_s * min(new, 1.0) + per_new_s * new
         return fixed_s + per_row_s * rows + per_new_s * new
 
     def prefill_draw(
@@ -152,12 +156,16 @@ class MeasuredCost:
 
 
 def _turn_line(turns: Sequence[Turn]) -> tuple[float, ...]:
-    """Return the seconds of any turn, more for each row, and more for each new one; zeros for no
-    turns."""
+    """Return the seconds of any turn, more for each row, and more for each new one.
+
+    None for rows where all turns are of new ones, zeros for no turns.
+    """
     if not turns:
         return 0.0, 0.0, 0.0
     seconds = np.array([median(turn.seconds) for turn in turns])
-    terms = np.array([(1.0, turn.rows, turn.new) for turn in turns]) / seconds[:, None]
+    has_others = any(turn.new == 0 for turn in turns)
+    terms = np.array([(1.0, turn.rows * has_others, turn.new) for turn in turns])
+    terms /= seconds[:, None]
     return tuple(scipy.optimize.nnls(terms, np.ones(len(turns)))[0].tolist())
 
 

@@ -153,6 +153,34 @@ def test_mixed_jobs_must_fit_the_token_budget() -> None:
     assert not fits_mixed(lone_spec(), Point(0.5, 3, 40))
 
 
+def sent_ahead(spec: UnitSpec) -> UnitSpec:
+    """`spec` with decode steps that are sent before the last one ends."""
+    return replace(spec, scheduler=replace(spec.scheduler, pipeline_depth=2))
+
+
+def test_a_decode_step_is_measured_behind_another_where_units_send_it_ahead() -> None:
+    executor = FakeExecutor()
+    measure(sent_ahead(lone_spec()), GRID, lambda point: None, executor)
+    steps = [job for job in executor.launched if job.phase is Phase.DECODE]
+    assert len(steps) == 2 * len(GRID.points()) * (GRID.repeats + 1)
+    for first, second in zip(steps[::2], steps[1::2], strict=True):
+        assert (first.follows, second.follows) == (None, first.job_id)
+        assert (first.rows.starts == second.rows.starts).all()
+        assert first.rows.table_rows.tolist() == second.rows.table_rows.tolist()
+
+
+def test_steps_of_padded_batches_are_measured_alone() -> None:
+    executor = FakeExecutor()
+    measure(sent_ahead(padded_spec(1000)), GRID, lambda point: None, executor)
+    assert all(job.follows is None for job in executor.launched)
+
+
+def test_steps_that_are_sent_ahead_have_no_turns() -> None:
+    grid = Grid((1.0,), (1, 3), (5,), repeats=1)
+    turns = measure_turns(sent_ahead(lone_spec()), FakeExecutor(), grid)
+    assert [(turn.rows, turn.new) for turn in turns] == [(1, 1), (3, 3)]
+
+
 def test_turns_are_measured_between_decodes_and_between_prompts() -> None:
     executor = FakeExecutor()
     turns = measure_turns(lone_spec(), executor, Grid((1.0,), (1, 3, 9), (5,), repeats=2))

@@ -259,3 +259,10 @@ def test_turns_are_a_line_in_rows_and_new_rows() -> None:
     cost = with_mixed()
     for rows, new in ((1, 0), (1, 1), (20, 3), (100, 50)):
         assert cost.turn_s(rows, new) == pytest.approx(0.001 + 2e-5 * rows + 4e-5 * new)
+
+
+def test_where_steps_are_sent_ahead_only_jobs_with_new_rows_have_turns() -> None:
+    turns = tuple(Turn(rows, rows, (0.001 + 4e-5 * rows,) * 3) for rows in (1, 4, 16))
+    cost = MeasuredCost(A100, 2, [ProfiledModel("m", SHAPE, tuple(cells_of()), (), turns)])
+    for rows, new, seconds in ((1, 0, 0.0), (64, 0, 0.0), (64, 4, 0.00116), (64, 0.5, 0.00052)):
+        assert cost.turn_s(rows, new) == pytest.approx(seconds)
