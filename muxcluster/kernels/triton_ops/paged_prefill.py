@@ -23,7 +23,7 @@ from muxcluster.kernels.paged_prefill import check_paged_prefill
 from muxcluster.kernels.triton_ops.parts.attend_prompt import attend_prompt
 from muxcluster.kernels.triton_ops.parts.prefill_tiling import Tiling, capability, choose_tiling
 from muxcluster.kernels.triton_ops.parts.rounded_kv import readable
-from muxcluster.kernels.triton_ops.parts.sinks import share_of_keys
+from muxcluster.kernels.triton_ops.parts.sinks import weight_of_sinks
 from muxcluster.kernels.triton_ops.parts.tiles import (
     TABLE_STRIDES,
     Keys,
@@ -113,7 +113,7 @@ def prefill_kernel(
     inside = own[:, None] & (places < HEAD_DIM)[None, :]
     indices = (first + skipped + tokens).to(tl.int64)
     query += (indices * query_token_stride + heads * query_head_stride)[:, None]
-    attended, log = attend_prompt(
+    attended, top, total = attend_prompt(
         tl.load(query + places[None, :], mask=inside, other=0.0),
         tl.minimum(low + tokens, high - 1),
         low,
@@ -130,7 +130,8 @@ def prefill_kernel(
         HAS_CAP,
     )
     if HAS_SINKS:
-        attended *= share_of_keys(log, tl.load(sinks + heads))[:, None]
+        total += weight_of_sinks(tl.load(sinks + heads), top)
+    attended = attended / tl.where(total > 0, total, 1.0)[:, None]
     results = indices * (tl.num_programs(1) * GROUP) + heads
     output += results[:, None] * HEAD_DIM + places[None, :]
     tl.store(output, attended.to(output.dtype.element_ty), mask=inside)
