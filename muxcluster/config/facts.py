@@ -29,7 +29,7 @@ class ModelFacts:
 
     shape: ModelShape
     eos_token_ids: tuple[int, ...]
-    dtype: str  # of its stored weights, "float32" if config.json does not say
+    dtype: str  # of its stored weights; what config.json does not say is assumed
     max_context: int  # most tokens of a sequence
     undivided: str = ""  # why it cannot be divided over GPUs, "" if it can, sizes aside
     is_dense: bool = False  # it runs on the dense backend alone
@@ -59,7 +59,7 @@ def read_facts(directory: Path) -> ModelFacts:
     end = generation.get("eos_token_id")
     if end is None:
         file, end = directory / "config.json", text.get("eos_token_id")
-    dtype = text.get("dtype") or text.get("torch_dtype") or "float32"
+    dtype = text.get("dtype") or text.get("torch_dtype") or _unsaid_dtype(shape)
     return ModelFacts(
         shape,
         _ids(end, file),
@@ -113,7 +113,8 @@ def check_quantised(shape: ModelShape, *, is_dense: bool) -> None:
     """Raise ShapeError if the shape has quantised weights that no backend runs."""
     if shape.weights is not None and is_dense:
         raise ShapeError("the backend that this type of model needs runs no such weights")
-    if shape.weights is not None and shape.num_experts > 1:
+    is_whole = shape.weights is not None and not shape.weights.of_experts
+    if is_whole and shape.num_experts > 1:
         raise ShapeError("quantised weights of a mixture of experts cannot be served")
     if shape.weights is not None and shape.num_state_layers:
         raise ShapeError("quantised weights of a model with states cannot be served")
@@ -123,6 +124,12 @@ def known_facts(name: str) -> ModelFacts:
     """Return the facts of a well-known shape. Raises ShapeError with the nearest names."""
     shape = shape_named(name)
     return ModelFacts(shape, (), "bfloat16", shape.max_position, undivided_shape(name))
+
+
+def _unsaid_dtype(shape: ModelShape) -> str:
+    """Return the dtype of weights whose config.json does not say it."""
+    is_mxfp4 = shape.weights is not None and shape.weights.kind == "mxfp4"
+    return "bfloat16" if is_mxfp4 else "float32"  # of the other weights of gpt-oss
 
 
 def _max_context(text: Mapping[str, Any], longest: int) -> int:

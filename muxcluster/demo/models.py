@@ -112,6 +112,24 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "final_logit_softcapping": 8.0,
         },
         "gpt_neox": {"hidden_size": 128, "intermediate_size": 256},
+        "gpt_oss": {
+            "hidden_size": 128,
+            "intermediate_size": 128,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 16,  # in every other layer
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 8.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 256,
+            },
+        },
         "bloom": {"hidden_size": 128},
         "mpt": {"d_model": 128, "max_seq_len": 2048},
         "mamba": {"hidden_size": 96, "state_size": 8},
@@ -165,6 +183,8 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
         noise = torch.randn(parameter.shape, generator=generator)
         if "norm" in name and name.endswith("weight"):
             parameter.copy_(1 + NORM_STD * noise)
+        elif name.endswith("sinks"):
+            parameter.copy_(2 + noise)  # such that they take a large part of the attention
         else:
             parameter.copy_(WEIGHT_STD * noise)
 

@@ -179,3 +179,18 @@ def check_attention(
         raise ValueError(f"sliding_window must be at least 1, got {sliding_window}")
     if soft_cap is not None and soft_cap <= 0:
         raise ValueError(f"soft_cap must be positive, got {soft_cap}")
+
+
+def check_sinks(query: Tensor, sinks: Tensor | None) -> None:
+    """Raise ValueError unless `sinks` are None or floating [heads], contiguous, beside the query.
+
+    query: [tokens, heads, head_dim].
+    """
+    if sinks is None:
+        return
+    is_one_a_head = sinks.is_floating_point() and sinks.shape == query.shape[1:2]
+    if not is_one_a_head or not sinks.is_contiguous() or sinks.device != query.device:
+        raise ValueError(
+            f"sinks must be contiguous floating [{query.shape[1]}] on {query.device}, "
+            f"got {sinks.dtype} {tuple(sinks.shape)} on {sinks.device}"
+        )

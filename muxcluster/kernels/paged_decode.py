@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from muxcluster.kernels.cpu.decode_plans import decode_plan
+from muxcluster.kernels.cpu.sinks import attend_with_sinks
 from muxcluster.kernels.layout import (
     check_attention,
     check_index,
+    check_sinks,
     check_table,
     half_rows,
     stored_in,
@@ -27,6 +29,7 @@ def paged_decode(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     kv_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return attention [rows, heads, head_dim] in the query's type.
@@ -40,6 +43,8 @@ def paged_decode(
     from_right: bool [max_seqs].
     scale: factor on the scores. sliding_window: only the last so many keys are seen.
     soft_cap: scores s become soft_cap * tanh(s / soft_cap).
+    sinks: floating [heads], a logit of each query head that joins the denominator of its softmax
+    and has no value (attention sinks of gpt-oss); None: none.
     kv_dtype: type in which keys and values are stored, see `kernels.layout`; None: the query's.
 
     Only columns in use are read, and what a block holds outside of the sequence's own tokens (even
@@ -47,6 +52,7 @@ def paged_decode(
     or strides.
     """
     check_paged_decode(query, table, table_rows, lengths, from_right, sliding_window, soft_cap)
+    check_sinks(query, sinks)
     rows, heads, head_dim = query.shape
     kv_heads = table.shape[1]
     halves = half_rows(pool, stored_in(query, kv_dtype), block_tokens, head_dim)
@@ -61,7 +67,9 @@ def paged_decode(
         block_tokens=block_tokens,
         sliding_window=sliding_window,
     )
-    attended = plan.attend(grouped, halves, 0, scale=scale, soft_cap=soft_cap)
+    attended = attend_with_sinks(
+        plan, grouped, halves, 0, scale=scale, soft_cap=soft_cap, sinks=sinks
+    )
     return attended.to(query.dtype).view(rows, heads, head_dim)
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from muxcluster.kernels.layout import (
     check_attention,
     check_index,
+    check_sinks,
     check_table,
     half_rows,
     read_halves,
@@ -29,6 +30,7 @@ def paged_prefill(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     kv_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Attention output [tokens, heads, head_dim] in the query's type.
@@ -40,16 +42,19 @@ def paged_prefill(
     query_offsets: int [rows + 1]; row i's queries are query[offsets[i] : offsets[i + 1]].
     starts: int [rows], position of each row's first query; > 0 continues a chunked prefill or
         follows a cached prefix.
-    from_right: bool [max_seqs]. scale, sliding_window, soft_cap, kv_dtype: as in `paged_decode`.
+    from_right: bool [max_seqs]. scale, sliding_window, soft_cap, sinks, kv_dtype: as in
+        `paged_decode`.
 
     Only columns in use are read. Raises ValueError for wrong shapes, types or strides.
     """
     check_paged_prefill(
         query, table, table_rows, query_offsets, starts, from_right, sliding_window, soft_cap
     )
+    check_sinks(query, sinks)
     tokens, heads, head_dim = query.shape
     bounds = _bounds(query_offsets, tokens)
     halves = half_rows(pool, stored_in(query, kv_dtype), block_tokens, head_dim)
+    grouped_sinks = None if sinks is None else sinks.view(table.shape[1], -1)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for row, (table_row, start) in enumerate(
         zip(table_rows.tolist(), starts.tolist(), strict=True)
@@ -71,7 +76,9 @@ def paged_prefill(
         shape = (-1, table.shape[1], heads // table.shape[1], head_dim)
         grouped = query[new].reshape(shape).permute(1, 2, 0, 3)
         keys, values = (each.to(query.dtype) for each in (keys, values))
-        attended = attend_grouped(grouped, keys, values, scale, sliding_window, soft_cap)
+        attended = attend_grouped(
+            grouped, keys, values, scale, sliding_window, soft_cap, grouped_sinks
+        )
         output[new] = attended.permute(2, 0, 1, 3).flatten(1, 2)
     return output
 

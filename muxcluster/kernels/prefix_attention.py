@@ -14,6 +14,7 @@ from muxcluster.kernels.cpu.prefix_tiles import GroupedRows, batches
 from muxcluster.kernels.layout import (
     check_attention,
     check_index,
+    check_sinks,
     check_table,
     half_rows,
     stored_in,
@@ -35,6 +36,7 @@ def prefix_attention(
     block_tokens: int,
     scale: float,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     kv_dtype: torch.dtype | None = None,
     query_offsets: Tensor | None = None,
 ) -> Tensor:
@@ -56,7 +58,7 @@ def prefix_attention(
         that every query of the group sees whole. Read through the table of the group's first
         row; the other rows' entries for these columns are not read.
     scale: factor on the scores. soft_cap: scores s become soft_cap * tanh(s / soft_cap).
-    kv_dtype: as in `paged_decode`.
+    sinks, kv_dtype: as in `paged_decode`.
     query_offsets: int [rows + 1]; row i's queries are query[offsets[i] : offsets[i + 1]], at its
         last positions (a prompt chunk beside decodes). None: one query a row.
 
@@ -66,6 +68,7 @@ def prefix_attention(
     """
     grouped = (table, table_rows, lengths, from_right, group_offsets, prefix_lengths)
     check_prefix_attention(query, *grouped, soft_cap, query_offsets)
+    check_sinks(query, sinks)
     tokens, heads, head_dim = query.shape
     kv_heads = table.shape[1]
     halves = half_rows(pool, stored_in(query, kv_dtype), block_tokens, head_dim)
@@ -76,13 +79,22 @@ def prefix_attention(
     wide = torch.promote_types(query.dtype, torch.float32)
     scaled = query.to(wide).reshape(tokens, kv_heads, heads // kv_heads, head_dim) * scale
     pooled = PooledKeys(halves, table, from_right, block_tokens, head_dim)
-    return _attention(scaled, rows, pooled, soft_cap).to(query.dtype).view(query.shape)
+    grouped_sinks = None if sinks is None else sinks.view(kv_heads, -1)
+    attended = _attention(scaled, rows, pooled, soft_cap, grouped_sinks)
+    return attended.to(query.dtype).view(query.shape)
 
 
 def _attention(
-    query: Tensor, rows: GroupedRows, pooled: PooledKeys, soft_cap: float | None
+    query: Tensor,
+    rows: GroupedRows,
+    pooled: PooledKeys,
+    soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """Attention of scaled queries [tokens, kv_heads, group, head_dim], in the same shape."""
+    """Attention of scaled queries [tokens, kv_heads, group, head_dim], in the same shape.
+
+    sinks: [kv_heads, group], None: the model has none.
+    """
     running = RunningSoftmax.empty(query)
     for group, prefix in enumerate(rows.prefixes):
         first, last = rows.groups[group], rows.groups[group + 1]
@@ -94,7 +106,7 @@ def _attention(
     budget = PART_BYTES // (2 * kv_heads * pooled.block_tokens * head_dim * query.element_size())
     for batch in batches(sorted(rows.tiles(pooled.block_tokens)), budget):
         add_distinct(running, query, batch, pooled, soft_cap)
-    return running.output()
+    return running.output(sinks)
 
 
 def check_prefix_attention(

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
+from muxcluster.kernels.cpu.sinks import share_of_keys
 from muxcluster.kernels.layout import check_heads
 
 # Queries handled at once where a mask is needed: bounds the mask and skips unseen keys.
@@ -184,14 +185,20 @@ def _on_cpu(
 
 
 def attend_whole(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, sliding_window: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    sliding_window: int | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """As `prompt_attention` of one sequence, in plain torch."""
+    """As `prompt_attention` of one sequence, in plain torch. sinks: as in `paged_decode`."""
     tokens, heads, head_dim = query.shape
     kv_heads = key.shape[1]
     grouped = query.reshape(tokens, kv_heads, heads // kv_heads, head_dim).permute(1, 2, 0, 3)
     keys, values = (each.transpose(0, 1).unsqueeze(1) for each in (key, value))
-    attended = attend_grouped(grouped, keys, values, scale, sliding_window, None)
+    own = None if sinks is None else sinks.view(kv_heads, -1)
+    attended = attend_grouped(grouped, keys, values, scale, sliding_window, None, own)
     return attended.permute(2, 0, 1, 3).flatten(1, 2)
 
 
@@ -202,13 +209,16 @@ def attend_grouped(
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention; the last query is at the last key's position.
 
     query: [kv_heads, group, tokens, head_dim]. keys, values: [kv_heads, 1, context, head_dim].
+    sinks: [kv_heads, group], as in `paged_decode`.
     """
     tokens, context = query.shape[2], keys.shape[2]
-    if soft_cap is None and tokens == context and (window is None or context <= window):
+    is_plain = soft_cap is None and sinks is None
+    if is_plain and tokens == context and (window is None or context <= window):
         keys, values = (x.expand(-1, query.shape[1], -1, -1) for x in (keys, values))
         return scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale)
     tiles = []
@@ -221,7 +231,8 @@ def attend_grouped(
         distance = keys_at[low - begin :, None] - keys_at
         seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
         span = slice(begin, high)
-        tiles.append(_masked(tile, keys[:, :, span], values[:, :, span], seen, scale, soft_cap))
+        own = (keys[:, :, span], values[:, :, span])
+        tiles.append(_masked(tile, *own, seen, scale, soft_cap, sinks))
     return torch.cat(tiles, dim=2)
 
 
@@ -232,16 +243,23 @@ def _masked(
     seen: Tensor,
     scale: float,
     soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """As `attend_grouped` over the keys where `seen` (bool [tokens, context]) is True."""
-    if soft_cap is None:
+    if soft_cap is None and sinks is None:
         keys, values = (x.expand(-1, query.shape[1], -1, -1) for x in (keys, values))
         return scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale)
     wide = torch.promote_types(query.dtype, torch.float32)
     scores = (query.to(wide) * scale) @ keys.to(wide).transpose(-1, -2)
-    scores = torch.tanh(scores / soft_cap) * soft_cap
-    weights = scores.masked_fill_(~seen, -torch.inf).softmax(-1)
-    return (weights @ values.to(wide)).to(query.dtype)
+    if soft_cap is not None:
+        scores = torch.tanh(scores / soft_cap) * soft_cap
+    scores = scores.masked_fill_(~seen, -torch.inf)
+    if sinks is None:
+        return (scores.softmax(-1) @ values.to(wide)).to(query.dtype)
+    log_sums = scores.logsumexp(-1)
+    attended = scores.sub_(log_sums.unsqueeze(-1)).exp_() @ values.to(wide)
+    share = share_of_keys(log_sums, sinks.unsqueeze(-1))
+    return attended.mul_(share.unsqueeze(-1)).to(query.dtype)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor) -> None:

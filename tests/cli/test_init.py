@@ -59,7 +59,7 @@ def test_models_below_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     reasons = {
         "tiny.Q4_K_M.gguf": "GGUF files are not served",
         "quantised": "weights quantised by None cannot be served"
-        " (known: awq, compressed-tensors, fp8, gptq)",
+        " (known: awq, compressed-tensors, fp8, gptq, mxfp4)",
         "encoder": "BertModel generates no text",
         "old": "it has no weights in safetensors",
     }
@@ -163,8 +163,8 @@ def test_a_script_of_vllm_commands(capsys: pytest.CaptureFixture[str], tmp_path:
             Model("b", "a/b", "without --kv-cache-dtype fp8_e5m2"),
         ),
         (
-            "vllm serve a/b -q mxfp4",
-            Unserved("a/b", "--quantization mxfp4: such weights are not served"),
+            "vllm serve a/b -q hqq",
+            Unserved("a/b", "--quantization hqq: such weights are not served"),
         ),
         ("vllm serve", None),
         ("echo vllm", None),

@@ -83,6 +83,7 @@ class PagedCase:
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Dense attention of query [tokens, heads, head_dim]; its last token is at end - 1."""
         group = query.shape[1] // self.keys[table_row].shape[1]
@@ -95,7 +96,11 @@ class PagedCase:
         seen = distance >= 0
         if sliding_window is not None:
             seen &= distance < sliding_window
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if sinks is not None:  # one more key a head, whose value is zero
+            column = sinks.double()[:, None, None].expand(-1, len(query), 1)
+            scores = torch.cat((scores, column), -1)
+        weights = scores.softmax(-1)[..., :end]
         return torch.einsum("hqk,khd->qhd", weights, values)
 
 
@@ -149,6 +154,11 @@ def random_query(tokens: int, heads: int, case: PagedCase) -> Tensor:
     """Query [tokens, heads, head_dim] in the case's type."""
     generator = torch.Generator().manual_seed(7)
     return torch.randn(tokens, heads, case.head_dim, generator=generator).to(case.dtype)
+
+
+def some_sinks(heads: int, case: PagedCase) -> Tensor:
+    """Sinks that take hardly any of the weights, and others that take nearly all."""
+    return torch.linspace(-4, 9, heads).to(case.dtype)
 
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.paged_cases import TOLERANCES, PagedCase, filled_case, random_query
+from tests.kernels.paged_cases import (
+    TOLERANCES,
+    PagedCase,
+    filled_case,
+    random_query,
+    some_sinks,
+)
 
 
 def check(
@@ -85,6 +91,19 @@ class PagedDecodeRules:
         self.check(case, heads=4)
         self.check(case, heads=4, soft_cap=2.0)
 
+    @pytest.mark.parametrize(
+        "options", [{}, {"sliding_window": 33}, {"sliding_window": 5, "soft_cap": 2.0}]
+    )
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    def test_sinks(self, dtype, options):
+        case = filled_case([1, 31, 33, 100], 2, 64, dtype=dtype, rights=[False, True] * 2)
+        self.check(case, heads=6, sinks=some_sinks(6, case), **options)
+
+    def test_sinks_of_long_rows_and_of_one_without_context(self):
+        case = filled_case([300, 5, 120], 1, 64, rights=[False, True, False])
+        rows = {"table_rows": [0, 1, 0, 2], "lengths": [300, 0, 41, 120]}
+        self.check(case, heads=3, sinks=some_sinks(3, case).half(), **rows)
+
     @pytest.mark.parametrize("group", [1, 3, 4, 8, 17, 35])
     def test_grouped_queries(self, group):
         self.check(filled_case([3, 40, 70], 3, 64, rights=[True, False, True]), heads=3 * group)
@@ -140,6 +159,9 @@ class PagedDecodeRules:
             ({"lengths": torch.ones(2)}, "lengths"),
             ({"sliding_window": 0}, "sliding_window"),
             ({"soft_cap": 0.0}, "soft_cap"),
+            ({"sinks": torch.zeros(3)}, "sinks"),
+            ({"sinks": torch.zeros(4, dtype=torch.int32)}, "sinks"),
+            ({"sinks": torch.zeros(8)[::2]}, "sinks"),
             ({"block_tokens": 33}, "cannot hold"),
         ],
     )

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from tests.amounts import slow
-from tests.kernels.paged_cases import TOLERANCES, PagedCase, filled_case, random_query
+from tests.kernels.paged_cases import (
+    TOLERANCES,
+    PagedCase,
+    filled_case,
+    random_query,
+    some_sinks,
+)
 
 
 def check(
@@ -96,6 +102,15 @@ class PagedPrefillRules:
         starts = [2 * tokens, tokens + 3, 3 * tokens] * 2
         check(self.paged_prefill, case, heads=4, starts=starts)
 
+    @pytest.mark.parametrize(
+        "options", [{}, {"sliding_window": 20}, {"sliding_window": 5, "soft_cap": 2.0}]
+    )
+    def test_sinks(self, options):
+        case = filled_case([3, 40, 33, 70], 2, 64, rights=[False, True] * 2)
+        options = {**options, "sinks": some_sinks(6, case)}
+        check(self.paged_prefill, case, heads=6, **options)
+        check(self.paged_prefill, case, heads=6, starts=[1, 30, 32, 35], **options)
+
     @pytest.mark.parametrize("group", [1, 4, 8])
     def test_grouped_queries(self, group):
         case = filled_case([3, 20, 40], 2, 64, rights=[True, False, True])
@@ -154,6 +169,7 @@ class PagedPrefillRules:
             ({"query_offsets": torch.zeros(2, dtype=torch.int32)}, "query_offsets"),
             ({"sliding_window": -1}, "sliding_window"),
             ({"soft_cap": -1.0}, "soft_cap"),
+            ({"sinks": torch.zeros(4, 1)}, "sinks"),
             ({"block_tokens": 33}, "cannot hold"),
         ],
     )

@@ -100,7 +100,7 @@ def check(function: Callable[..., Tensor], grouped: GroupedCase, heads: int, **o
     output = function(query, *grouped.arguments(), **grouped.options() | options)
     assert output.shape == query.shape and output.dtype == query.dtype
     limit = TOLERANCES[grouped.case.dtype]
-    soft_cap = options.get("soft_cap")
+    known = {name: options.get(name) for name in ("soft_cap", "sinks")}
     start = 0
     for table_row, length, count in zip(
         grouped.table_rows.tolist(), grouped.lengths.tolist(), grouped.counts, strict=True
@@ -109,8 +109,6 @@ def check(function: Callable[..., Tensor], grouped: GroupedCase, heads: int, **o
         start += count
         expected = torch.zeros(count, heads, grouped.case.head_dim, dtype=torch.float64)
         if length and count:
-            expected = grouped.case.attention(
-                query[part], table_row, length, scale=0.3, soft_cap=soft_cap
-            )
+            expected = grouped.case.attention(query[part], table_row, length, scale=0.3, **known)
         torch.testing.assert_close(output[part].double(), expected, rtol=limit, atol=limit)
     return output

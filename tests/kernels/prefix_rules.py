@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.paged_cases import random_query
+from tests.kernels.paged_cases import random_query, some_sinks
 from tests.kernels.prefix_cases import Group, check, decodes, grouped_case
 
 
@@ -32,6 +32,11 @@ class PrefixAttentionRules:
     def test_soft_cap(self):
         grouped = grouped_case([decodes(2, 9, 65), decodes(0, 5)], 2, 64)
         check(self.prefix_attention, grouped, heads=2, soft_cap=1.5)
+
+    def test_sinks_count_once_however_a_row_is_cut(self):
+        groups = [decodes(2, 9, 65), decodes(0, 5), Group(1, [(33, 33), (7, 1)])]
+        grouped = grouped_case(groups, 2, 64)
+        check(self.prefix_attention, grouped, heads=4, sinks=some_sinks(4, grouped.case))
 
     def test_a_row_may_end_with_its_prefix(self):
         grouped = grouped_case([decodes(2, 0, 5, 0), Group(1, [(0, 1), (2, 3)])], 1, 64)
@@ -95,6 +100,7 @@ class PrefixAttentionRules:
             ({"prefix_lengths": torch.zeros((), dtype=torch.int32)}, "prefix_lengths"),
             ({"query_offsets": torch.zeros(2, dtype=torch.int32)}, "query_offsets"),
             ({"soft_cap": 0.0}, "soft_cap"),
+            ({"sinks": torch.zeros(2)}, "sinks"),
             ({"block_tokens": 33}, "cannot hold"),
         ],
     )

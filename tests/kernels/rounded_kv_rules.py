@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.amounts import slow
 from tests.kernels import paged_decode_rules, paged_prefill_rules, prefix_cases
-from tests.kernels.paged_cases import PagedCase, empty_case, filled_case
+from tests.kernels.paged_cases import PagedCase, empty_case, filled_case, some_sinks
 from tests.kernels.prefix_cases import Group, decodes, grouped_case
 
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
@@ -120,6 +120,7 @@ class RoundedKvRules:
         decodes_in = [partial(way, kv_dtype=kv_dtype) for way in self.decodes_in]
         for decode in decodes_in:
             paged_decode_rules.check(decode, case, heads=2, sliding_window=33, soft_cap=2.0)
+            paged_decode_rules.check(decode, case, heads=2, sinks=some_sinks(2, case))
         case.turn(1, 1)
         for decode in decodes_in:
             paged_decode_rules.check(decode, case, heads=2)
@@ -140,6 +141,7 @@ class RoundedKvRules:
         paged_prefill_rules.check(
             prefill, case, heads=2, starts=starts, sliding_window=20, soft_cap=2.0
         )
+        paged_prefill_rules.check(prefill, case, heads=2, starts=starts, sinks=some_sinks(2, case))
 
     @pytest.mark.parametrize("kv_dtype", [INT8, FP8])
     def test_shared_prefixes(self, kv_dtype):
@@ -147,7 +149,9 @@ class RoundedKvRules:
         tokens = grouped_case([decodes(0, 1)], 1, 64, **options).case.block_tokens
         attention = partial(self.prefix_attention, kv_dtype=kv_dtype)
         groups = [decodes(2, 1, tokens + 1), decodes(0, tokens - 1)]
-        prefix_cases.check(attention, grouped_case(groups, 1, 64, **options), heads=2)
+        grouped = grouped_case(groups, 1, 64, **options)
+        prefix_cases.check(attention, grouped, heads=2)
+        prefix_cases.check(attention, grouped, heads=2, sinks=some_sinks(2, grouped.case))
         chunks = [Group(1, [(20, 20), (9, 2)]), Group(0, [(30, 5)])]
         prefix_cases.check(attention, grouped_case(chunks, 1, 64, **options), heads=2)
 

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from muxcluster.kernels.cpu import decode_direct, prefix_plan
 from muxcluster.kernels.cpu.prefix_plan import PrefixPlan
+from muxcluster.kernels.cpu.sinks import attend_with_sinks
 from muxcluster.kernels.layout import half_rows
-from tests.kernels.paged_cases import random_query
+from tests.kernels.paged_cases import random_query, some_sinks
 from tests.kernels.prefix_cases import check, decodes, grouped_case
 
 
@@ -26,6 +27,7 @@ def planned(
     block_tokens: int,
     scale: float,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     kv_dtype: torch.dtype | None = None,
     query_offsets: Tensor | None = None,
 ) -> Tensor:
@@ -40,7 +42,9 @@ def planned(
     plan = PrefixPlan(
         grouped, halves, tables, *wide, from_right, *ranges, block_tokens=block_tokens
     )
-    attended = plan.attend(grouped, halves, 1, scale=scale, soft_cap=soft_cap)
+    attended = attend_with_sinks(
+        plan, grouped, halves, 1, scale=scale, soft_cap=soft_cap, sinks=sinks
+    )
     return attended.to(query.dtype).view(query.shape)
 
 
@@ -85,6 +89,12 @@ def test_long_prefixes_and_ragged_rows_in_any_cut(
 def test_soft_cap() -> None:
     groups = [decodes(2, 9, 65, 1, 1, 1, 2, 3), decodes(0, 5)]
     check(planned, grouped_case(groups, 2, 64), heads=2, soft_cap=1.5)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+def test_sinks_count_once_in_rows_that_share_a_prefix(soft_cap: float | None) -> None:
+    case = grouped_case([decodes(3, 1, 40, 70, 2, 5, 6, 7), decodes(1, 9), decodes(0, 33)], 2, 64)
+    check(planned, case, heads=6, sinks=some_sinks(6, case.case), soft_cap=soft_cap)
 
 
 def test_the_prefix_is_read_through_the_first_row_alone() -> None:

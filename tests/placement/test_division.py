@@ -145,6 +145,11 @@ def test_the_pool_is_what_the_counted_bytes_leave() -> None:
         (SHAPES["llama-30b"], 8, "52 heads cannot be split over 8 GPUs"),
         (replace(SHAPES["llama-7b"], intermediate_size=5), 4, "5 features of an MLP cannot be"),
         (replace(SHAPES["llama-7b"], state_size=8), 2, "a model with states cannot be split over"),
+        (
+            replace(SHAPES["gpt-oss-20b"], intermediate_size=96),
+            4,
+            "96 inputs in groups of 32 cannot be split over 4 GPUs",
+        ),
     ],
 )
 def test_sizes_that_cannot_be_divided(shape: ModelShape, size: int, says: str) -> None:
@@ -153,6 +158,12 @@ def test_sizes_that_cannot_be_divided(shape: ModelShape, size: int, says: str) -
     assert part_of(shape, 1) is shape
     with pytest.raises(ValueError, match=says):
         part_of(shape, size)
+
+
+def test_parts_of_quantised_experts_are_whole_blocks() -> None:
+    shape = SHAPES["gpt-oss-120b"]
+    assert [part_of(shape, size).intermediate_size for size in (2, 4, 8)] == [1440, 736, 384]
+    assert part_of(replace(shape, weights=None), 4).intermediate_size == 720
 
 
 @pytest.mark.parametrize(

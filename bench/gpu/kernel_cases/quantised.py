@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from bench.gpu.running.run import Run, relative_error
+from muxcluster.kernels.mxfp4_product import mxfp4_product, widened
 from muxcluster.kernels.quantised_product import quantised_product, unpacked
 
 ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -62,6 +63,28 @@ def _error(run: Run, dtype: torch.dtype, kind: str, rows: int, num_out: int, num
     return relative_error(quantised_product(inputs, *found), expected)
 
 
+def check_mxfp4_product(run: Run) -> None:
+    """Experts of no row, of few and of many."""
+    for dtype, allowed in ALLOWED.items():
+        for counts in ([0, 1, 0, 3], [40, 0, 33, 1], [200, 65, 0, 7]):
+            call = partial(_experts_error, run, dtype, counts)
+            run.check("mxfp4_product", f"{dtype} experts of {counts} rows", call, allowed)
+
+
+def _experts_error(run: Run, dtype: torch.dtype, counts: list[int]) -> float:
+    num_out, num_in = _TINY if run.tiny else _ODD
+    size = (len(counts), num_out, num_in // 2)
+    blocks = torch.randint(0, 256, size, device=run.device, dtype=torch.uint8)
+    size = (len(counts), num_out, num_in // 32)
+    scales = torch.randint(115, 125, size, device=run.device, dtype=torch.uint8)
+    inputs = torch.randn(sum(counts), num_in, device=run.device).to(dtype)
+    offsets = torch.tensor([0, *counts], device=run.device).cumsum(0)
+    exact = widened(blocks, scales).double()
+    parts = zip(inputs.double().split(counts), exact, strict=True)
+    expected = torch.cat([part @ weight.T for part, weight in parts])
+    return relative_error(mxfp4_product(inputs, blocks, scales, offsets), expected)
+
+
 def time_quantised_product(run: Run) -> None:
     """Against the product with the dense weight in bf16, as large a step as a decode has."""
     num_out, num_in = _TINY if run.tiny else _UP
@@ -81,5 +104,8 @@ def time_quantised_product(run: Run) -> None:
             )
 
 
-CORRECT = {"quantised_product": check_quantised_product}
+CORRECT = {
+    "quantised_product": check_quantised_product,
+    "mxfp4_product": check_mxfp4_product,
+}
 SPEED = {"quantised": time_quantised_product}

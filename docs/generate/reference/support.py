@@ -37,7 +37,7 @@ _REFUSALS = (
     ("`partition: mps` over several GPUs", "`auto`, `green` or `none`"),
     ("Nemotron-H, Zamba, RWKV, RecurrentGemma, LFM2, latent attention", "not yet"),
     (
-        "weights in MXFP4, by bitsandbytes, of quantised experts; GGUF files",
+        "weights by bitsandbytes, of quantised experts but gpt-oss in MXFP4; GGUF files",
         "the same model in 16 bits, or in [another method](../guides/quantised.md), as safetensors",
     ),
     (
@@ -74,6 +74,11 @@ EVIDENCE = (
         "tests/engine/load/test_families.py::test_variants",
         "VARIANTS", 1, "paged", "none", "CPU",
         "variants: biases, tied weights, sliding windows, soft-caps, scaled rotary",
+    ),
+    Evidence(
+        "tests/engine/unit/test_gpt_oss.py::test_preempted_killed_and_with_cached_prefixes",
+        "FAMILIES", 1, "paged", "threads", "CPU",
+        "greedy output with attention sinks, preempted and killed, beside another model",
     ),
     Evidence(
         "tests/engine/dense/test_equality.py::test_thirty_queries_come_and_go",

@@ -46,6 +46,7 @@ _METHODS: Mapping[str, str | None] = {
     "gptq": None,
     "gptq_marlin": None,
     "compressed-tensors": None,
+    "mxfp4": None,
 }
 # vLLM's types of keys and values that are stored here too; its FP8 is e4m3
 _KV_DTYPES: Mapping[str, str | None] = {

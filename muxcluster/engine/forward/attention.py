@@ -4,7 +4,7 @@ The batch is a keyword argument of the model's forward, so nothing is global but
 the attention's name.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ class LayerCall:
     sliding_window: int | None  # the last so many keys are seen, None means all
     soft_cap: float | None  # as in `paged_decode`
     extras: frozenset[str] = frozenset()  # further arguments of the layer that are not None
+    # [heads], a logit of each query head that joins the denominator of its softmax; None: none.
+    # Equal calls may have other ones.
+    sinks: Tensor | None = field(default=None, compare=False)
 
 
 class LayerAttention(Protocol):
@@ -57,6 +60,7 @@ def _attention(
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
         sliding_window=options.pop("sliding_window", None),
         soft_cap=options.pop("softcap", None),
+        sinks=options.pop("s_aux", None),
         extras=frozenset(
             name
             for name, option in (("attention_mask", attention_mask), *options.items())

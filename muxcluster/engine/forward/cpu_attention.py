@@ -11,6 +11,7 @@ from muxcluster.kernels.cpu.decode_direct import DirectPlan
 from muxcluster.kernels.cpu.decode_plan import DecodePlan
 from muxcluster.kernels.cpu.decode_plans import decode_plan
 from muxcluster.kernels.cpu.prefix_plan import PrefixPlan
+from muxcluster.kernels.cpu.sinks import attend_with_sinks
 from muxcluster.kernels.kv_write import WritePlan, write_plan
 from muxcluster.kernels.layout import half_rows
 from muxcluster.kernels.native.attention import NativeDecode, NativeWrite, suits
@@ -89,8 +90,14 @@ class PlannedAttention:
         kv_heads = self._arena.tables.shape[2]
         grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
         plan = self._decode_plan(call.sliding_window, grouped, halves)
-        attended = plan.attend(
-            grouped, halves, call.layer, scale=call.scale, soft_cap=call.soft_cap
+        attended = attend_with_sinks(
+            plan,
+            grouped,
+            halves,
+            call.layer,
+            scale=call.scale,
+            soft_cap=call.soft_cap,
+            sinks=call.sinks,
         )
         return attended.to(query.dtype).view(query.shape)
 

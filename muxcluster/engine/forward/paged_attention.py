@@ -27,7 +27,7 @@ class PagedAttention:
         """Write the new keys and values into the pool, then attend over it.
 
         Rows that start at position 0 attend to the new keys themselves where that is faster and the
-        pool holds the same: not rounded ones.
+        pool holds the same (not rounded ones), and no sinks are to be counted.
         """
         arena, batch = self.arena, self.batch
         table = arena.tables[:, call.layer]
@@ -61,8 +61,8 @@ class PagedAttention:
         fresh = self.batch.fresh
         assert fresh is not None
         query, key, value = heads
-        is_rounded = self.arena.kv_dtype is not None
-        if is_rounded or not takes_prompts(query, key, call.scale, call.soft_cap):
+        is_known = self.arena.kv_dtype is None and call.sinks is None
+        if not is_known or not takes_prompts(query, key, call.scale, call.soft_cap):
             return self._many(picked(query, tokens), fresh.rows, call)
         return prompt_attention(
             picked(query, tokens),
@@ -90,6 +90,7 @@ class PagedAttention:
                 block_tokens=self.arena.block_tokens,
                 scale=call.scale,
                 soft_cap=call.soft_cap,
+                sinks=call.sinks,
                 kv_dtype=self.arena.kv_dtype,
             )
         return paged_decode(
@@ -103,6 +104,7 @@ class PagedAttention:
             scale=call.scale,
             sliding_window=call.sliding_window,
             soft_cap=call.soft_cap,
+            sinks=call.sinks,
             kv_dtype=self.arena.kv_dtype,
         )
 
@@ -154,5 +156,6 @@ def attend_many(
         scale=call.scale,
         sliding_window=call.sliding_window,
         soft_cap=call.soft_cap,
+        sinks=call.sinks,
         kv_dtype=arena.kv_dtype,
     )

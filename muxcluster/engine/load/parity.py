@@ -16,6 +16,7 @@ from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.forward.paged_forward import Forward, TokenForward
+from muxcluster.kernels.prompt_attention import attend_whole
 
 _MODELS = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -50,6 +51,8 @@ class WholeAttention:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
         self.calls.append(call)
+        if call.sinks is not None:
+            return attend_whole(query, key, value, call.scale, None, call.sinks)
         attended = scaled_dot_product_attention(
             query.transpose(0, 1),
             key.transpose(0, 1),

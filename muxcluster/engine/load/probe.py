@@ -10,8 +10,8 @@ from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.load.hf_config import NotPaged
 
-# Arguments of a layer that our kernels do not honour: masks, biases, attention sinks.
-_CHANGES_SCORES = frozenset({"attention_mask", "position_bias", "s_aux", "head_mask"})
+# Arguments of a layer that our kernels do not honour: masks and biases.
+_CHANGES_SCORES = frozenset({"attention_mask", "position_bias", "head_mask"})
 
 NUM_TOKENS = 2
 

@@ -21,9 +21,16 @@ from muxcluster.engine.load.hf_config import quantisation, rounds_inputs, weight
 from muxcluster.engine.load.skeleton import skeleton
 from muxcluster.engine.load.weights import check_weight_files, tensors_by_file
 from muxcluster.engine.quantised.formats import BadTensors, read_weight
+from muxcluster.engine.quantised.mxfp4_experts import (
+    BadExperts,
+    dummy_experts,
+    replace_experts,
+    stored_experts,
+)
 from muxcluster.engine.quantised.replacing import LinearSource, NoPart, replace_linears
 from muxcluster.engine.quantised.rounding import quantised
 from muxcluster.engine.quantised.weight import QuantisedWeight
+from muxcluster.placement.shapes.division import expert_step
 from muxcluster.placement.shapes.weight_format import QUANTIZE_HEAD, WeightFormat
 
 logger = logging.getLogger(__name__)
@@ -38,7 +45,10 @@ def load_by_tensor(
     """
     directory = Path(spec.path)
     model = skeleton(config, spec)
-    division = None if group is None else divide(model, directory / "config.json", group)
+    division = None
+    if group is not None:
+        step = expert_step(weight_format(spec))
+        division = divide(model, directory / "config.json", group, step)
     parts = {} if division is None else division.parts
     source: WeightSource
     if spec.load_format == "dummy":
@@ -65,6 +75,9 @@ def _quantise(
     found, form = quantisation(Path(spec.path)), weight_format(spec)
     if form is None:
         return
+    if form.of_experts:
+        _quantise_experts(model, spec, source, device, parts)
+        return
     linears: LinearSource
     if found is None or not isinstance(source, WeightFiles):
         linears = _Rounded(source, form, model)
@@ -79,6 +92,26 @@ def _quantise(
     if not num_replaced:
         raise LoadError(file, "speaks of quantised weights, and the files have none")
     _tell_of_others(model, spec)
+
+
+def _quantise_experts(
+    model: nn.Module,
+    spec: ModelSpec,
+    source: WeightSource,
+    device: str,
+    parts: Mapping[str, Any],
+) -> None:
+    """Give the model the quantised experts of its files, or random ones."""
+    file = Path(spec.path, "config.json")
+    read = dummy_experts(spec.seed)
+    if isinstance(source, WeightFiles):
+        read = stored_experts(source.tensor)
+    try:
+        num_replaced = replace_experts(model, read, parts, device)
+    except BadExperts as error:
+        raise LoadError(file, str(error)) from error
+    if not num_replaced:
+        raise LoadError(file, "speaks of quantised experts, and this kind of model has none")
 
 
 def _tell_of_others(model: Any, spec: ModelSpec) -> None:

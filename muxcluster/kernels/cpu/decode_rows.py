@@ -60,7 +60,8 @@ def groups(widths: list[int], budget: int) -> Iterator[tuple[slice, int]]:
 
 def ordered_like(log_sums: Tensor | None, order: Tensor | None) -> Tensor | None:
     """Return where a plan that works in another order than its rows' writes their sums."""
-    return log_sums if log_sums is None or order is None else torch.empty_like(log_sums)
+    # zeros, for rows without keys
+    return log_sums if log_sums is None or order is None else torch.zeros_like(log_sums)
 
 
 def softmax(scores: Tensor, log_sums: Tensor | None) -> Tensor:

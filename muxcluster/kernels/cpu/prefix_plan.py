@@ -75,10 +75,18 @@ class PrefixPlan:
         ]
 
     def attend(
-        self, query: Tensor, halves: Tensor, layer: int, *, scale: float, soft_cap: float | None
+        self,
+        query: Tensor,
+        halves: Tensor,
+        layer: int,
+        *,
+        scale: float,
+        soft_cap: float | None,
+        log_sums: Tensor | None = None,
     ) -> Tensor:
+        """As `DecodePlan.attend`; log_sums in fp32 at least."""
         wide = torch.promote_types(query.dtype, torch.float32)
-        sums = query.new_empty(query.shape[:3], dtype=wide)
+        sums = query.new_empty(query.shape[:3], dtype=wide) if log_sums is None else log_sums
         attended = self._distinct.attend(
             query, halves, layer, scale=scale, soft_cap=soft_cap, log_sums=sums
         ).to(wide)

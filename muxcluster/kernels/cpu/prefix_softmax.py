@@ -40,9 +40,15 @@ class RunningSoftmax:
         self.attended[tokens] = self.attended[tokens] * old + attended * new
         self.highest[tokens] = top
 
-    def output(self) -> Tensor:
-        """Return attention [tokens, kv_heads, group, head_dim]; zeros where no key was seen."""
-        return self.attended / self.total.clamp(min=torch.finfo(self.total.dtype).tiny)
+    def output(self, sinks: Tensor | None = None) -> Tensor:
+        """Return attention [tokens, kv_heads, group, head_dim]; zeros where no key was seen.
+
+        sinks: [kv_heads, group], see `kernels.cpu.sinks`; None: the model has none.
+        """
+        total = self.total
+        if sinks is not None:
+            total = total + (sinks.to(total.dtype).unsqueeze(-1) - self.highest).exp()
+        return self.attended / total.clamp(min=torch.finfo(total.dtype).tiny)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from muxcluster.kernels.layout import half_rows, stored_in
+from muxcluster.kernels.layout import check_sinks, half_rows, stored_in
 from muxcluster.kernels.paged_decode import check_paged_decode
 from muxcluster.kernels.triton_ops.parts.attend_span import attend_span
 from muxcluster.kernels.triton_ops.parts.rounded_kv import readable
+from muxcluster.kernels.triton_ops.parts.sinks import share_of_keys
 from muxcluster.kernels.triton_ops.parts.splits import (
     SPLIT_TOKENS,
     bounds_of_split,
@@ -58,6 +59,7 @@ def decode_kernel(
     table_rows,
     lengths,
     from_right,
+    sinks,
     scale,
     soft_cap,
     num_splits,
@@ -78,13 +80,14 @@ def decode_kernel(
     ALIGN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
 ):
     """output [rows, heads, splits, head_dim] and, where IS_SPLIT, sums fp32 [rows, heads, splits].
 
     Grid: rows * splits, KV heads * parts of BLOCK_G heads of a group. Neighbouring programs are
     splits of one row, so that those a short row leaves idle run beside busy ones.
-    HALF: elements of half a block.
+    HALF: elements of half a block. Sinks [heads] are read here or, where IS_SPLIT, by the merge.
     """
     PARTS: tl.constexpr = (GROUP + BLOCK_G - 1) // BLOCK_G
     row, split = tl.program_id(0) // num_splits, tl.program_id(0) % num_splits
@@ -120,6 +123,9 @@ def decode_kernel(
         HAS_WINDOW and ALIGN > 1,
         HAS_CAP,
     )
+    if HAS_SINKS and not IS_SPLIT:
+        own = tl.load(sinks + kv_head * GROUP + heads, mask=heads < GROUP, other=0.0)
+        attended *= share_of_keys(log, own)[:, None]
     first = (row.to(tl.int64) * (tl.num_programs(1) // PARTS) + kv_head) * GROUP
     results = (first + heads) * num_splits + split
     output += results[:, None] * HEAD_DIM + places[None, :]
@@ -140,6 +146,7 @@ def paged_decode(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     kv_dtype: torch.dtype | None = None,
     num_splits: int | None = None,
     split_tokens: int = SPLIT_TOKENS,
@@ -154,6 +161,7 @@ def paged_decode(
     of a split. tile_tokens: tokens read at once, a power of two of at least 16.
     """
     check_paged_decode(query, table, table_rows, lengths, from_right, sliding_window, soft_cap)
+    check_sinks(query, sinks)
     rows, heads, head_dim = query.shape
     kv_heads, max_tokens = table.shape[1], table.shape[2] * block_tokens
     if num_splits is None:
@@ -171,7 +179,9 @@ def paged_decode(
         tile, stages = tile_tokens, pipeline_stages(block_tokens, tile_tokens, TILES_IN_FLIGHT)
     limits = (num_splits, max_tokens, sliding_window or 0)
     group = heads // kv_heads
-    shape = span_constants(head_dim, tile, split_tokens, block_tokens, sliding_window is not None)
+    has = {"has_window": sliding_window is not None, "has_sinks": sinks is not None}
+    shape = span_constants(head_dim, tile, split_tokens, block_tokens, **has)
+    own_sinks = query if sinks is None else sinks
     decode_kernel[rows * num_splits, kv_heads * triton.cdiv(group, group_block(group))](
         partial,
         sums,
@@ -181,6 +191,7 @@ def paged_decode(
         table_rows,
         lengths,
         from_right,
+        own_sinks,
         *score_factors(scale, soft_cap),
         *limits,
         *query.stride()[:2],
@@ -195,7 +206,8 @@ def paged_decode(
         num_stages=stages,
     )
     if num_splits > 1:
-        merge_kernel[rows * heads,](output, partial, sums, lengths, heads, *limits, **shape)
+        ends = (lengths, own_sinks)
+        merge_kernel[rows * heads,](output, partial, sums, *ends, heads, *limits, **shape)
     return output
 
 
@@ -225,31 +237,36 @@ def _specimens(
     block: int = 16,
     is_split: bool = False,
     limited: bool = False,
+    has_sinks: bool = False,
     capabilities: tuple[int, ...] = ALL,
     stored: str = "",
 ) -> Iterator[Specimen]:
     """Kernels of models of this shape with `policy.block_tokens: block`.
 
-    limited: with a sliding window and a cap. stored: as of `pool_block`.
+    limited: with a sliding window, and with a cap unless there are sinks. stored: as of
+    `pool_block`.
     """
     exact = torch.float32 if dtype == "fp32" else torch.bfloat16
     half, block_tokens = pool_block(block, head_dim, stored)
     tile, stages = choose_tile(head_dim, exact, block_tokens)
-    shape = span_constants(head_dim, tile, SPLIT_TOKENS, block_tokens, limited)
+    has = {"has_window": limited, "has_sinks": has_sinks}
+    shape = span_constants(head_dim, tile, SPLIT_TOKENS, block_tokens, **has)
     constants = shape | {
         "GROUP": group,
         "BLOCK_G": group_block(group),
         "HALF": half,
         "BLOCK_TOKENS": block_tokens,
-        "HAS_CAP": limited,
+        "HAS_CAP": limited and not has_sinks,
         "IS_SPLIT": is_split,
     }
-    words = f"{dtype} d{head_dim} g{group}{' split' * is_split}{' window cap' * limited} b{block}"
+    words = f"{dtype} d{head_dim} g{group}{' split' * is_split}{' window' * limited}"
+    words += f"{' sinks' if has_sinks else ' cap' * limited} b{block}"
     element = f"*{dtype}"
     types = {
         "output": "*fp32" if is_split else element,
         "sums": "*fp32" if is_split else element,
         "query": element,
+        "sinks": element,
         "pool": f"*{stored or dtype}",
     }
     strides = {"query_row_stride", "query_head_stride"}
@@ -263,7 +280,7 @@ def _specimens(
         num_stages=stages,
     )
     if is_split and block == 16 and not stored:  # other blocks change numbers in it alone
-        types = {"output": element, "partial": "*fp32", "sums": "*fp32"}
+        types = {"output": element, "partial": "*fp32", "sums": "*fp32", "sinks": element}
         name = f"paged_decode merge {words}"
         yield attention_specimen(name, merge_kernel, types, shape, set(), capabilities)
 
@@ -295,5 +312,9 @@ SPECIMENS: tuple[Specimen, ...] = tuple(
         _specimens("bf16", 80, 1, capabilities=HOPPER, stored="i8"),
         _specimens("bf16", 128, 4, block=64, is_split=True, capabilities=HOPPER, stored="fp8e4nv"),
         _specimens("bf16", 256, 2, capabilities=HOPPER, stored="fp8e4nv"),
+        _specimens("bf16", 64, 8, is_split=True, has_sinks=True),
+        _specimens("bf16", 64, 8, is_split=True, limited=True, has_sinks=True),
+        _specimens("bf16", 64, 8, limited=True, has_sinks=True),
+        _specimens("bf16", 64, 8, limited=True, has_sinks=True, capabilities=HOPPER, stored="i8"),
     )
 )

@@ -18,11 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from muxcluster.kernels.layout import half_rows, stored_in
+from muxcluster.kernels.layout import check_sinks, half_rows, stored_in
 from muxcluster.kernels.paged_prefill import check_paged_prefill
 from muxcluster.kernels.triton_ops.parts.attend_prompt import attend_prompt
 from muxcluster.kernels.triton_ops.parts.prefill_tiling import Tiling, capability, choose_tiling
 from muxcluster.kernels.triton_ops.parts.rounded_kv import readable
+from muxcluster.kernels.triton_ops.parts.sinks import weight_of_sinks
 from muxcluster.kernels.triton_ops.parts.tiles import (
     TABLE_STRIDES,
     Keys,
@@ -61,6 +62,7 @@ def prefill_kernel(
     query_offsets,
     starts,
     from_right,
+    sinks,
     scale,
     soft_cap,
     rows,
@@ -79,10 +81,12 @@ def prefill_kernel(
     TILE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """output [tokens, heads, head_dim]. Grid: tiles of queries, KV heads.
 
     BLOCK_M: queries times heads of a tile. TILE: keys at once. HALF: elements of half a block.
+    Sinks [heads] are read where HAS_SINKS.
     """
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     # The last tiles see the most keys: they start first.
@@ -109,7 +113,7 @@ def prefill_kernel(
     inside = own[:, None] & (places < HEAD_DIM)[None, :]
     indices = (first + skipped + tokens).to(tl.int64)
     query += (indices * query_token_stride + heads * query_head_stride)[:, None]
-    attended = attend_prompt(
+    attended, top, total = attend_prompt(
         tl.load(query + places[None, :], mask=inside, other=0.0),
         tl.minimum(low + tokens, high - 1),
         low,
@@ -125,6 +129,9 @@ def prefill_kernel(
         HAS_WINDOW,
         HAS_CAP,
     )
+    if HAS_SINKS:
+        total += weight_of_sinks(tl.load(sinks + heads), top)
+    attended = attended / tl.where(total > 0, total, 1.0)[:, None]
     results = indices * (tl.num_programs(1) * GROUP) + heads
     output += results[:, None] * HEAD_DIM + places[None, :]
     tl.store(output, attended.to(output.dtype.element_ty), mask=inside)
@@ -143,6 +150,7 @@ def paged_prefill(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     kv_dtype: torch.dtype | None = None,
     tiling: Tiling | None = None,
 ) -> Tensor:
@@ -154,6 +162,7 @@ def paged_prefill(
     check_paged_prefill(
         query, table, table_rows, query_offsets, starts, from_right, sliding_window, soft_cap
     )
+    check_sinks(query, sinks)
     tokens, heads, head_dim = query.shape
     rows = len(table_rows)
     halves = readable(half_rows(pool, stored_in(query, kv_dtype), block_tokens, head_dim))
@@ -176,6 +185,7 @@ def paged_prefill(
         query_offsets,
         starts,
         from_right,
+        query if sinks is None else sinks,
         *score_factors(scale, soft_cap),
         rows,
         table.shape[2] * block_tokens,
@@ -187,6 +197,7 @@ def paged_prefill(
         BLOCK_TOKENS=block_tokens,
         HAS_WINDOW=sliding_window is not None,
         HAS_CAP=soft_cap is not None,
+        HAS_SINKS=sinks is not None,
         num_warps=tiling.num_warps,
         num_stages=pipeline_stages(block_tokens, tiling.keys, tiling.tiles_in_flight),
     )
@@ -212,31 +223,36 @@ def _specimens(
     block: int = 16,
     members: int = 4096,
     limited: bool = False,
+    has_sinks: bool = False,
     capabilities: tuple[int, ...] = ALL,
     stored: str = "",
 ) -> Iterator[Specimen]:
     """Kernels for chunks of so many members with `policy.block_tokens: block`.
 
-    limited: with a sliding window and a cap. stored: as of `pool_block`.
+    limited: with a sliding window, and with a cap unless there are sinks. stored: as of
+    `pool_block`.
     """
     exact = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
     half, block_tokens = pool_block(block, head_dim, stored)
     for major, numbers in ((8, (80,)), (9, (90, 100))):
         is_widened = stored in ("i8", "u8")
         tiling = choose_tiling(members, group, head_dim, exact, major, is_widened=is_widened)
-        sizes = f"m{tiling.members} n{tiling.keys}{' window cap' * limited} b{block}"
+        sizes = f"m{tiling.members} n{tiling.keys}{' window' * limited}"
+        sizes += f"{' sinks' if has_sinks else ' cap' * limited} b{block}"
         constants = tile_constants(group, head_dim, tiling) | {
             "HALF": half,
             "BLOCK_TOKENS": block_tokens,
             "HAS_WINDOW": limited,
-            "HAS_CAP": limited,
+            "HAS_CAP": limited and not has_sinks,
+            "HAS_SINKS": has_sinks,
         }
         wanted = tuple(each for each in numbers if each in capabilities)
         if wanted:
             yield attention_specimen(
                 f"paged_prefill sm_{major}x {dtype} d{head_dim} g{group} {sizes} {stored}".rstrip(),
                 prefill_kernel,
-                dict.fromkeys(("output", "query"), f"*{dtype}") | {"pool": f"*{stored or dtype}"},
+                dict.fromkeys(("output", "query", "sinks"), f"*{dtype}")
+                | {"pool": f"*{stored or dtype}"},
                 constants,
                 {"query_token_stride", "query_head_stride"},
                 wanted,
@@ -271,5 +287,9 @@ SPECIMENS: tuple[Specimen, ...] = tuple(
         _specimens("bf16", 128, 4, members=64, capabilities=CONVERTING, stored="fp8e4nv"),
         _specimens("fp16", 64, 8, limited=True, capabilities=HOPPER, stored="fp8e4nv"),
         _specimens("bf16", 80, 1, members=64, capabilities=HOPPER, stored="i8"),
+        _specimens("bf16", 64, 8, has_sinks=True),
+        _specimens("bf16", 64, 8, limited=True, has_sinks=True),
+        _specimens("bf16", 64, 8, members=64, limited=True, has_sinks=True),
+        _specimens("bf16", 64, 8, members=64, has_sinks=True, capabilities=HOPPER, stored="i8"),
     )
 )

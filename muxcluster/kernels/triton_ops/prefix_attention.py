@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from muxcluster.kernels.layout import half_rows, stored_in
+from muxcluster.kernels.layout import check_sinks, half_rows, stored_in
 from muxcluster.kernels.prefix_attention import check_prefix_attention
 from muxcluster.kernels.triton_ops.parts.prefix_kernels import merge_kernel, prefix_kernel
 from muxcluster.kernels.triton_ops.parts.prefix_tiling import (
@@ -45,6 +45,7 @@ def prefix_attention(
     block_tokens: int,
     scale: float,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     kv_dtype: torch.dtype | None = None,
     query_offsets: Tensor | None = None,
     tiling: PrefixTiling | None = None,
@@ -62,6 +63,7 @@ def prefix_attention(
     # cannot show to hold.
     grouped = (table, table_rows, lengths, from_right, group_offsets, prefix_lengths)
     check_prefix_attention(query, *grouped, soft_cap, query_offsets)
+    check_sinks(query, sinks)
     halves = readable(half_rows(pool, stored_in(query, kv_dtype), block_tokens, query.shape[2]))
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not output.numel():
@@ -90,7 +92,7 @@ def prefix_attention(
         num_warps=chosen.num_warps,
         num_stages=pipeline_stages(block_tokens, chosen.tile, TILES_IN_FLIGHT),
     )
-    _merge(output, partial, sums, shape, chosen)
+    _merge(output, partial, sums, sinks, shape, chosen)
     return output
 
 
@@ -118,13 +120,20 @@ def _counts(shape: PrefixShape, tiling: PrefixTiling) -> tuple[int, int, int, in
 
 
 def _merge(
-    output: Tensor, partial: Tensor, sums: Tensor, shape: PrefixShape, tiling: PrefixTiling
+    output: Tensor,
+    partial: Tensor,
+    sums: Tensor,
+    sinks: Tensor | None,
+    shape: PrefixShape,
+    tiling: PrefixTiling,
 ) -> None:
     """Write the output [tokens, heads, head_dim] from what the splits left."""
-    items = shape.tokens * shape.kv_heads * shape.group
-    constants = merge_constants(shape, tiling)
+    heads = shape.kv_heads * shape.group
+    items = shape.tokens * heads
+    constants = merge_constants(shape, tiling, has_sinks=sinks is not None)
+    own = output if sinks is None else sinks
     grid = (triton.cdiv(items, constants["ITEMS"]),)
-    merge_kernel[grid](output, partial, sums, items, **constants, num_warps=4)
+    merge_kernel[grid](output, partial, sums, own, items, heads, **constants, num_warps=4)
 
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -136,6 +145,7 @@ def _specimens(
     *,
     block: int = 16,
     capped: bool = False,
+    has_sinks: bool = False,
     capabilities: tuple[int, ...] = ALL,
     stored: str = "",
 ) -> Iterator[Specimen]:
@@ -163,9 +173,9 @@ def _specimens(
         num_warps=tiling.num_warps,
         num_stages=pipeline_stages(block_tokens, tiling.tile, TILES_IN_FLIGHT),
     )
-    types = {"output": element, "partial": "*fp32", "sums": "*fp32"}
-    constants = merge_constants(shape, tiling)
-    words = f"{dtype} d{shape.head_dim} of {constants['NUM_SPLITS']} splits"
+    types = {"output": element, "partial": "*fp32", "sums": "*fp32", "sinks": element}
+    constants = merge_constants(shape, tiling, has_sinks=has_sinks)
+    words = f"{dtype} d{shape.head_dim} of {constants['NUM_SPLITS']} splits{' sinks' * has_sinks}"
     name = f"prefix merge {words}"
     yield attention_specimen(name, merge_kernel, types, constants, set(), capabilities)
 
@@ -180,6 +190,8 @@ _CALLS = (
     _specimens("bf16", PrefixShape(263, 256, 64, 8, 4, 128, single=False)),
     _specimens("bf16", PrefixShape(64, 64, 8, 8, 8, 64, single=True)),
     _specimens("bf16", PrefixShape(256, 256, 1, 8, 8, 64, single=True)),
+    # whose merge alone differs
+    _specimens("bf16", PrefixShape(256, 256, 1, 8, 8, 64, single=True), has_sinks=True),
     _specimens("bf16", PrefixShape(64, 64, 4, 32, 1, 80, single=True)),
     _specimens("bf16", PrefixShape(64, 64, 2, 32, 1, 96, single=True)),
     _specimens("bf16", PrefixShape(700, 64, 2, 8, 2, 256, single=False)),

@@ -4,11 +4,13 @@ Planner and engine both ask here, so that a plan counts what each GPU holds. All
 the same shape; the last part of rows that do not divide evenly is shorter.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import gcd
 
 from muxcluster.placement.shapes.shape import ModelShape
+from muxcluster.placement.shapes.weight_format import WeightFormat
 
 _FEATURES = 8  # at least 16 bytes in each dtype
 
@@ -27,10 +29,19 @@ def feature_bounds(length: int, rank: int, size: int) -> tuple[int, int]:
     )
 
 
-def expert_bounds(length: int, rank: int, size: int) -> tuple[int, int]:
-    """Return first and end of a rank's part of the features of each expert."""
-    # Products of all experts at once take rows of whole 16 bytes only (torch's grouped_mm).
-    step = _FEATURES if fills_all(-(-length // _FEATURES), size) else 1
+def expert_step(weights: WeightFormat | None) -> int:
+    """Return of how many features parts of experts are multiples, where there are enough.
+
+    weights: as of `ModelShape`.
+    """
+    # Products of all experts at once take rows of whole 16 bytes only (torch's grouped_mm), and
+    # quantised ones whole groups of inputs.
+    return weights.group if weights is not None and weights.of_experts else _FEATURES
+
+
+def expert_bounds(length: int, rank: int, size: int, step: int = _FEATURES) -> tuple[int, int]:
+    """Return first and end of a rank's part of the features of each expert; step: `expert_step`."""
+    step = step if fills_all(-(-length // step), size) else 1
     first, end = part_bounds(-(-length // step), rank, size)
     return first * step, min(end * step, length)
 
@@ -89,16 +100,28 @@ def refusal(shape: ModelShape, size: int) -> str:
     short = [each for each in sizes if each and not fills_all(each, size)]
     if short:
         return f"{short[0]} features of an MLP cannot be split over {size} GPUs"
-    group = shape.weights.group if shape.weights is not None else 0
-    inputs = (shape.num_heads * shape.head_dim, shape.intermediate_size)
-    cut = [each for each in inputs if group and _cuts_groups(each, group, size)]
-    return f"{cut[0]} inputs in groups of {group} cannot be split over {size} GPUs" if cut else ""
+    return _cut_groups(shape, size)
 
 
-def _cuts_groups(length: int, group: int, size: int) -> bool:
-    """Return whether a rank's part of `length` inputs ends amid a group that has one scale."""
-    mine = gcd(group, length)
-    return any(feature_bounds(length, rank, size)[1] % mine for rank in range(size))
+def _cut_groups(shape: ModelShape, size: int) -> str:
+    """Return which inputs of quantised weights have a rank's part that ends amid some that share a
+    scale; "" if there are none."""
+    if shape.weights is None or not shape.weights.group:
+        return ""
+    group, are_experts = shape.weights.group, shape.weights.of_experts
+    bounds = _expert_bounds(shape) if are_experts else feature_bounds
+    lengths = [shape.intermediate_size]
+    if not are_experts:
+        lengths.insert(0, shape.num_heads * shape.head_dim)
+    for length in lengths:
+        mine = gcd(group, length)
+        if any(bounds(length, rank, size)[1] % mine for rank in range(size)):
+            return f"{length} inputs in groups of {group} cannot be split over {size} GPUs"
+    return ""
+
+
+def _expert_bounds(shape: ModelShape) -> Callable[[int, int, int], tuple[int, int]]:
+    return partial(expert_bounds, step=expert_step(shape.weights))
 
 
 @lru_cache(maxsize=4096)  # a plan asks for these a million times
@@ -107,7 +130,7 @@ def _largest_part(shape: ModelShape, size: int) -> ModelShape:
     if reason:
         raise ValueError(reason)
     vocabulary = shape.vocab_size
-    widest = expert_bounds if shape.num_experts > 1 else feature_bounds
+    widest = _expert_bounds(shape) if shape.num_experts > 1 else feature_bounds
     return replace(
         shape,
         num_heads=shape.num_heads // size,

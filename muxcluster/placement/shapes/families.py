@@ -9,18 +9,18 @@ DIVIDED = frozenset(
     {
         *("apertus", "apertus1p5_text", "arcee", "cohere", "cohere2", "cohere2_moe", "cwm"),
         *("ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe"),
-        *("gpt_neox", "granite", "helium", "hunyuan_v1_dense", "hyperclovax", "internlm3"),
-        *("iquestcoder", "jais2", "llama", "mellum", "ministral", "ministral3", "mistral"),
-        *("mixtral", "nanochat", "olmo", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"),
-        *("qwen3_moe", "seed_oss", "smollm3", "solar_open", "starcoder2", "vaultgemma"),
+        *("gpt_neox", "gpt_oss", "granite", "helium", "hunyuan_v1_dense", "hyperclovax"),
+        *("internlm3", "iquestcoder", "jais2", "llama", "mellum", "ministral", "ministral3"),
+        *("mistral", "mixtral", "nanochat", "olmo", "opt", "phi", "phi3", "qwen2", "qwen2_moe"),
+        *("qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "starcoder2", "vaultgemma"),
     }
 )
 
 # Types that our attention cannot serve (engine/load/probe.py).
 _DENSE = frozenset(
     {
-        *("afmoe", "bloom", "diffllama", "doge", "falcon", "gpt_neox_japanese", "gpt_oss"),
-        *("granite_swa", "granitemoe_swa", "jetmoe", "llama4_text", "mimo_v2_flash", "mpt"),
+        *("afmoe", "bloom", "diffllama", "doge", "falcon", "gpt_neox_japanese", "jetmoe"),
+        *("llama4_text", "mimo_v2_flash", "mpt"),
         *("nemotron", "openai-gpt", "stablelm", "xglm"),
     }
 )

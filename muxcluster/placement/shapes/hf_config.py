@@ -13,7 +13,7 @@ from muxcluster.placement.shapes.config_values import (
     listed,
 )
 from muxcluster.placement.shapes.state_layers import state_fields
-from muxcluster.placement.shapes.weight_format import stored_format
+from muxcluster.placement.shapes.weight_format import WeightFormat, stored_format
 
 _UNGATED = frozenset(
     {
@@ -68,6 +68,7 @@ _TIED = frozenset(
     }
 )
 _LEARNED_POSITIONS = frozenset({"opt", "gpt2", "gpt_neo", "gpt_bigcode", "biogpt"})
+_QUANTISED_EXPERTS = ("gpt_oss",)  # types whose experts alone may be quantised
 _MULTI_QUERY = frozenset({"falcon", "gpt_bigcode"})
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
@@ -159,10 +160,20 @@ def shape_fields(source: Path | str | Mapping[str, Any]) -> dict[str, Any]:
         "gated_mlp": kind not in _UNGATED,
         "tied_embeddings": flag(config, "tie_word_embeddings", kind in _TIED),
         "learned_positions": kind in _LEARNED_POSITIONS,
-        "weights": stored_format(whole),
+        "weights": _weights(whole, kind),
         **(_layer_fields(config, kind, layers, hidden) if has_attention else _NO_ATTENTION),
         **states,
     }
+
+
+def _weights(whole: Mapping[str, Any], kind: str) -> WeightFormat | None:
+    """Return how the weights are stored. Raises ShapeError, as `stored_format` and for experts of
+    an unknown layout."""
+    found = stored_format(whole)
+    if found is not None and found.of_experts and kind not in _QUANTISED_EXPERTS:
+        known = ", ".join(_QUANTISED_EXPERTS)
+        raise ShapeError(f"{found.name}: served of {known} alone, not of {kind:.40}")
+    return found
 
 
 def _layer_fields(

@@ -6,6 +6,7 @@ from typing import Any
 
 from muxcluster.placement.names import nearest
 from muxcluster.placement.shapes.shape import ModelShape, ShapeError
+from muxcluster.placement.shapes.weight_format import WeightFormat
 
 
 def _gated(
@@ -27,6 +28,16 @@ def _tied(  # as _gated, but the embedding is the output head too
 
 def _qwen3(layers: int, hidden: int, heads: tuple[int, int], inner: int, **more: Any) -> ModelShape:
     return ModelShape(layers, hidden, *heads, 128, inner, 151936, 40960, **more)
+
+
+def _gpt_oss(layers: int, experts: int) -> ModelShape:
+    sizes = (layers, 2880, 64, 8, 64, 2880, 201088, 131072)
+    return ModelShape(
+        *sizes,
+        num_experts=experts,
+        experts_per_token=4,
+        weights=WeightFormat("mxfp4", 32, of_experts=True),
+    )
 
 
 def _neox(layers: int, hidden: int, heads: int, vocab: int) -> ModelShape:
@@ -121,6 +132,7 @@ _PHI_AND_GEMMA = {
     "gemma-3-12b": _tied(48, 3840, (16, 8, 256), 15360, 262208, _128K),
     "gemma-3-27b": _tied(62, 5376, (32, 16, 128), 21504, 262208, _128K),
 }
+_GPT_OSS = {"gpt-oss-20b": _gpt_oss(24, 32), "gpt-oss-120b": _gpt_oss(36, 128)}
 _UNGATED = {
     "falcon-7b": _falcon(32, 4544, (71, 1)),
     "falcon-40b": _falcon(60, 8192, (128, 8)),
@@ -138,7 +150,7 @@ _UNGATED = {
 }
 # By name. "mistral-7b" is v0.2; v0.1's context is its window of 4,096 tokens.
 SHAPES: Mapping[str, ModelShape] = MappingProxyType(
-    {**_LLAMA, **_MISTRAL, **_QWEN, **_PHI_AND_GEMMA, **_UNGATED}
+    {**_LLAMA, **_MISTRAL, **_QWEN, **_PHI_AND_GEMMA, **_GPT_OSS, **_UNGATED}
 )
 
 _DECORATION = frozenset({"hf", "it", "pt", "instruct", "chat", "base"})

@@ -48,7 +48,8 @@ class ModelShape:
     num_state_layers: int = 0  # layers with a state, of state_params weights each
     state_params: int = 0
     state_size: int = 0  # elements of the states of one sequence, of all layers
-    weights: WeightFormat | None = None  # of the layers' linears; None: elements as all others
+    # of the layers' linears, or of their experts alone; None: elements as all others
+    weights: WeightFormat | None = None
     head: WeightFormat | None = None  # of an output layer that is not tied; None: likewise
     kv_dtype: KvDtype = "auto"  # of keys and values; "auto": elements as all others
 
@@ -95,23 +96,21 @@ class ModelShape:
 
     def touched_params(self, num_tokens: float) -> float:
         """Weights read for a batch of `num_tokens`; of the experts, those that some token chose."""
-        miss = (1 - self.experts_per_token / self.num_experts) ** num_tokens
-        experts = self.num_experts * (1 - miss) if self.num_experts > 1 else 1.0
+        experts = self._touched_experts(num_tokens)
         return self._layers_params(experts) + self.vocab_size * self.hidden_size
 
     def weight_bytes(self, itemsize: int) -> int:
         """Bytes of `num_params` weights; of what is not quantised `itemsize` an element."""
-        return int(self._bytes(self.num_params, self._layers_params(self.num_experts), itemsize))
+        return int(self._bytes(self.num_params, self.num_experts, itemsize))
 
     def active_bytes(self, itemsize: int) -> int:
         """Bytes of `active_params`."""
-        layers = self._layers_params(self.experts_per_token)
-        return int(self._bytes(self.active_params, layers, itemsize))
+        return int(self._bytes(self.active_params, self.experts_per_token, itemsize))
 
     def touched_bytes(self, num_tokens: float, itemsize: int) -> float:
         """Bytes of `touched_params`."""
-        touched = self.touched_params(num_tokens)
-        return self._bytes(touched, touched - self.vocab_size * self.hidden_size, itemsize)
+        experts = self._touched_experts(num_tokens)
+        return self._bytes(self.touched_params(num_tokens), experts, itemsize)
 
     def kv_format(self, itemsize: int) -> KvFormat:
         """How keys and values are stored. itemsize: bytes of an element of the model's dtype."""
@@ -132,13 +131,20 @@ class ModelShape:
         attention = 4 * self.num_attention_layers * self.num_heads * self.head_dim * context
         return 2 * self.active_params + attention
 
-    def _bytes(self, num_params: float, in_layers: float, itemsize: int) -> float:
-        """Bytes of so many weights, of which `in_layers` are of the layers' linears.
+    def _touched_experts(self, num_tokens: float) -> float:
+        """Experts of a layer that some of `num_tokens` chose."""
+        miss = (1 - self.experts_per_token / self.num_experts) ** num_tokens
+        return self.num_experts * (1 - miss) if self.num_experts > 1 else 1.0
 
-        Those of an output layer that is not tied are among the others.
+    def _bytes(self, num_params: float, experts: float, itemsize: int) -> float:
+        """Bytes of so many weights, those of the layers with so many experts each among them.
+
+        And those of an output layer that is not tied.
         """
         found = num_params * itemsize
         if self.weights is not None:
+            fixed, per_expert = _layer_weights(self)
+            in_layers = experts * per_expert + (0 if self.weights.of_experts else fixed)
             found += in_layers * (self.weights.bytes_per_weight(self.hidden_size) - itemsize)
         if self.head is not None:
             in_head = self.vocab_size * self.hidden_size

@@ -8,14 +8,15 @@ from typing import Any, Final, Literal
 from muxcluster.placement.shapes.config_values import ShapeError, flag, integer
 
 _SCALE_BYTES = 4  # of a scale, and of a zero point: both are kept in fp32
+_MXFP4_BLOCK = 32  # elements of a row that share a scale
 
-Kind = Literal["int4", "int8", "fp8"]
+Kind = Literal["int4", "int8", "fp8", "mxfp4"]
 _KINDS: Final[Mapping[Any, Kind]] = {
     ("int", 4): "int4",
     ("int", 8): "int8",
     ("float", 8): "fp8",
 }
-_BITS: Final[Mapping[str, int]] = {"int4": 4, "int8": 8, "fp8": 8}
+_BITS: Final[Mapping[str, int]] = {"int4": 4, "int8": 8, "fp8": 8, "mxfp4": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class WeightFormat:
     # Products read inputs rounded to 8 bits, with a scale a token found when it runs; False: in the
     # model's dtype
     rounds_inputs: bool = False
+    of_experts: bool = False  # experts alone; other linears are in the model's dtype
 
     @property
     def bits(self) -> int:
@@ -41,11 +43,14 @@ class WeightFormat:
     def name(self) -> str:
         """As people write it: weights, groups, inputs."""
         inputs = "8-bit inputs" if self.rounds_inputs else "inputs as they are"
-        return f"{self.kind}, {f'groups of {self.group}' if self.group else 'rows'}, {inputs}"
+        of = " experts" if self.of_experts else ""
+        sharing = f"groups of {self.group}" if self.group else "rows"
+        return f"{self.kind}{of}, {sharing}, {inputs}"
 
     def bytes_per_weight(self, row_length: int) -> float:
         """Return the bytes of an element with its part of the scales. row_length: of a row."""
-        scales = _SCALE_BYTES * (2 if self.has_zeros else 1)
+        scale = 1 if self.kind == "mxfp4" else _SCALE_BYTES
+        scales = scale * (2 if self.has_zeros else 1)
         # where groups do not divide a row, the engine makes smaller ones
         return self.bits / 8 + scales / (gcd(self.group, row_length) or 1)
 
@@ -116,6 +121,10 @@ def _fp8(found: Mapping[str, Any]) -> WeightFormat:
     return WeightFormat("fp8", group=0 if size is None else _block_columns(size))
 
 
+def _mxfp4(found: Mapping[str, Any]) -> WeightFormat:
+    return WeightFormat("mxfp4", _MXFP4_BLOCK, of_experts=True)
+
+
 def _compressed_tensors(found: Mapping[str, Any]) -> WeightFormat:
     groups = found.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
@@ -152,6 +161,7 @@ _METHODS = {
     "awq": _awq,
     "gptq": _gptq,
     "fp8": _fp8,
+    "mxfp4": _mxfp4,
     "compressed-tensors": _compressed_tensors,
 }
 

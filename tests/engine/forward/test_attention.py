@@ -46,6 +46,10 @@ CALLS = {
     "plain": (PLAIN, LayerCall(1, 0.2, None, None)),
     "window": (LayerCall(0, 0.3, 20, None), LayerCall(1, 0.3, None, None)),
     "windows and cap": (LayerCall(0, 0.3, 33, 2.0), LayerCall(1, 0.3, 5, 1.5)),
+    "sinks": (
+        LayerCall(0, 0.3, 20, None, sinks=torch.linspace(-3, 8, 8)),
+        LayerCall(1, 0.3, None, None, sinks=torch.linspace(5, -4, 8)),
+    ),
 }
 """What two layers ask for."""
 
@@ -106,6 +110,7 @@ def check_layer(
             scale=call.scale,
             sliding_window=call.sliding_window,
             soft_cap=call.soft_cap,
+            sinks=call.sinks,
         )
         torch.testing.assert_close(output[part].double(), expected, rtol=limit, atol=limit)
 
@@ -146,13 +151,14 @@ def test_both_paths_attend_to_rounded_keys_and_values(rows, kv_dtype, dtype) -> 
     layers.forget(rows)
     pool = layers.pool.clone()
     for attention in both_ways(layers, token_batch(*arrays(rows), CPU), pool):
-        for case, call in zip(layers.cases, CALLS["plain"], strict=True):
-            check_layer(attention, case, rows, 8, call)
+        for calls in (CALLS["plain"], CALLS["sinks"]):
+            for case, call in zip(layers.cases, calls, strict=True):
+                check_layer(attention, case, rows, 8, call)
     assert torch.equal(layers.pool, pool)
 
 
 def test_prompts_that_begin_attend_to_their_own_keys(monkeypatch) -> None:
-    """Not to the pool, but where there is a soft cap."""
+    """Not to the pool, but where there is a soft cap or there are sinks."""
     asked = []
 
     def noted(query: Tensor, *args: object, **options: object) -> Tensor:
@@ -165,6 +171,7 @@ def test_prompts_that_begin_attend_to_their_own_keys(monkeypatch) -> None:
         (BATCHES["prompts"], CALLS["window"], 193),
         (BATCHES["both"], CALLS["plain"], 66),
         (BATCHES["prompts"], CALLS["windows and cap"], 0),
+        (BATCHES["prompts"], CALLS["sinks"], 0),
         (SINGLES, CALLS["plain"], 0),
     ):
         batch = token_batch(*arrays(rows), CPU)
@@ -185,7 +192,7 @@ def test_any_grouping_of_heads(kv_heads, heads) -> None:
         check_layer(attention, layers.cases[0], rows, heads, PLAIN)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "opt", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "opt", "gemma2", "gpt_oss"])
 def test_a_model_on_the_gpus_path_yields_the_same_tokens(
     tiny: ModelBuilder, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

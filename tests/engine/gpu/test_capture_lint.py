@@ -18,7 +18,7 @@ from tests.engine.driver import unit_of
 
 __all__ = ["tiny"]
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "mixtral", "gemma2")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "mixtral", "gemma2", "gpt_oss")
 
 
 def on_gpu(directory: Path, **fields: object) -> UnitSpec:

@@ -35,7 +35,8 @@ def test_a_seed_makes_the_same_files(tmp_path: Path) -> None:
 def test_no_weight_is_left_at_its_default(tiny: ModelBuilder, family: str) -> None:
     tensors = load_file(tiny(family) / "model.safetensors")
     for name, tensor in tensors.items():
-        assert tensor.std() > (0.05 if "norm" in name else 0.15), name
+        is_small = "norm" in name or tensor.numel() < 8  # a deviation of few numbers is any
+        assert tensor.std() > (0.05 if is_small else 0.15), name
 
 
 def test_unknown_family_and_too_small_a_vocabulary(tmp_path: Path) -> None:

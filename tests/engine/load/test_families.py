@@ -9,7 +9,7 @@ from tests.engine.conftest import ModelBuilder
 from tests.engine.driver import Driver, Running, drivers, ragged, unit_of
 from tests.oracles import GreedyOracle
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "mixtral")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "mixtral", "gpt_oss")
 NUM_TOKENS = 20
 MOST_NEAR_TIES = 1
 """Of the 160 tokens of a run; none was seen, and a wrong cache makes every token differ."""
@@ -52,8 +52,10 @@ VARIANTS = (
     ("opt", {"head_dim": 128}),
     ("mixtral", {"sliding_window": 12, "num_experts_per_tok": 1}),
     ("gemma2", {}),
+    ("gpt_oss", {"sliding_window": 5, "num_key_value_heads": 4, "num_experts_per_tok": 1}),
 )
-"""One more way of attention each: no groups, biases, ties, windows in some layers, soft-cap."""
+"""One more way of attention each: no groups, biases, ties, windows in some layers, soft-cap,
+sinks."""
 
 
 @pytest.mark.parametrize(("family", "overrides"), VARIANTS)

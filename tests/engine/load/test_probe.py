@@ -9,6 +9,7 @@ from muxcluster.core.errors import LoadError
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.load.paged_loading import load_model
+from muxcluster.engine.load.probe import probe
 
 SMALL = {
     "vocab_size": 64,
@@ -35,12 +36,6 @@ def dummy_spec(directory: Path, model_type: str, shape: KvShape, **fields: objec
             KvShape(2, 2, 192, 4),
             r"layer 0 has keys \(2, 2, 192\) and values \(2, 2, 128\)",
         ),
-        (
-            "gpt_oss",
-            {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 32},
-            KvShape(2, 2, 32, 4),
-            "layer 0 changes its scores by s_aux",
-        ),
         ("llama", {}, KvShape(3, 2, 32, 4), r"3 layers asked for attention as layers \[0, 1\]"),
         ("llama", {}, KvShape(2, 1, 32, 4), r"keys \(2, 2, 32\)"),
         ("bloom", {"n_head": 2, "n_layer": 2}, KvShape(2, 2, 32, 4), r"as layers \[\]"),
@@ -61,3 +56,11 @@ def test_accepted_with_the_right_shape(tmp_path: Path) -> None:
     model = load_model(spec, "cpu")
     expected = AutoModelForCausalLM.from_config(model.config)
     assert [p.shape for p in model.parameters()] == [p.shape for p in expected.parameters()]
+
+
+@pytest.mark.parametrize("model_type", ["gpt_oss", "granite_swa", "granitemoe_swa"])
+def test_attention_sinks_are_accepted(tmp_path: Path, model_type: str) -> None:
+    fields = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 32}
+    spec = dummy_spec(tmp_path, model_type, KvShape(2, 2, 32, 4), **fields)
+    calls = probe(load_model(spec, "cpu"), spec, tmp_path / "config.json")
+    assert [call.sinks is not None and call.sinks.shape for call in calls] == [(2,), (2,)]

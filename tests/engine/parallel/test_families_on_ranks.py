@@ -46,6 +46,8 @@ MATRIX: Mapping[str, Mapping[str, object]] = {
     "qwen3_moe": {},
     "gemma2": {},
     "gpt_neox": {},
+    "gpt_oss": {},
+    "gpt_oss-ragged": {"vocab_size": 514, "intermediate_size": 104, "sliding_window": 5},
 }  # fmt: skip
 """By name; a family's is what stands before the dash. With 4 ranks all but OPT and GPT-NeoX have
 fewer KV heads than ranks, with 2 ranks Mistral; ragged ones have what no number divides."""

@@ -24,7 +24,7 @@ from tests.oracles import GreedyOracle
 pytestmark = pytest.mark.usefixtures("torch_only")
 
 SIDES = (Side.LEFT, Side.RIGHT)
-FAMILIES = ("llama", "qwen3", "opt", "mixtral", *slow("mistral", "qwen2", "gemma2"))
+FAMILIES = ("llama", "qwen3", "opt", "mixtral", *slow("mistral", "qwen2", "gemma2", "gpt_oss"))
 
 
 DRAWN = SamplingParams(temperature=1.3, top_k=40, top_p=0.95, min_p=0.01, seed=11)

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.kernels.native import attention, products, step
+from muxcluster.kernels.native import attention, experts, products, step
 
 
 def without_native(is_off: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the C++ kernels away, or skip the test where there are none."""
     if is_off:
         monkeypatch.setattr(attention, "_library", lambda: None)
+        monkeypatch.setattr(experts, "_library", lambda: None)
         monkeypatch.setattr(products, "_function", lambda: None)
         monkeypatch.setattr(step, "_function", lambda: None)
     elif not has_native():
@@ -20,7 +21,8 @@ def without_native(is_off: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def has_native() -> bool:
     """Return whether there are C++ kernels; fail where a compiler is and yet there are none."""
-    if products.is_available() and attention.can_turn() and step.is_available():
+    kinds = (products, experts, step)
+    if attention.can_turn() and all(each.is_available() for each in kinds):
         return True
     if shutil.which("g++") and "avx2" in Path("/proc/cpuinfo").read_text():
         pytest.fail("there is g++, and its kernels cannot be had")

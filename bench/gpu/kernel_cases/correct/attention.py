@@ -1,6 +1,7 @@
 """Attention kernels against float64 on small cases: every head width, both sides, ragged."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,8 @@ from muxcluster.kernels.prompt_attention import prompt_attention, takes_prompts
 ALLOWED = {torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 HEADS = (Heads(8, 2, 128), Heads(4, 4, 64), Heads(8, 1, 256), Heads(6, 2, 80), Heads(4, 2, 96))
-OPTIONS: tuple[dict[str, float], ...] = ({}, {"sliding_window": 20}, {"soft_cap": 10.0})
+Options = dict[str, Any]
+OPTIONS: tuple[Options, ...] = ({}, {"sliding_window": 20}, {"soft_cap": 10.0}, {"sinks": True})
 
 
 def check_kv_write(heads: Heads, run: Run) -> None:
@@ -50,10 +52,11 @@ def check_paged_decode(heads: Heads, run: Run) -> None:
             run.check("paged_decode", case, call, allowed)
 
 
-def _paged_decode(run: Run, dtype: torch.dtype, heads: Heads, options: dict[str, float]) -> float:
+def _paged_decode(run: Run, dtype: torch.dtype, heads: Heads, options: Options) -> float:
     lengths = [0, 1, 16, 17, 33, 700]
     made = paged(lengths, heads, dtype, run.device, mixed_sides=True)
     query = made.query(len(lengths))
+    options = _given(options, made)
     result = paged_decode(query, *_where(made), **_how(made), **options)
     if result[0].any():
         raise ValueError("a row of length 0 is not zeros")
@@ -71,11 +74,12 @@ def check_paged_prefill(heads: Heads, run: Run) -> None:
             run.check("paged_prefill", case, call, allowed)
 
 
-def _paged_prefill(run: Run, dtype: torch.dtype, heads: Heads, options: dict[str, float]) -> float:
+def _paged_prefill(run: Run, dtype: torch.dtype, heads: Heads, options: Options) -> float:
     lengths, starts = [1, 17, 128, 200, 333], [0, 0, 0, 150, 16]
     made = paged(lengths, heads, dtype, run.device, mixed_sides=True)
     news = [length - start for length, start in zip(lengths, starts, strict=True)]
     query = made.query(sum(news))
+    options = _given(options, made)
     result = paged_prefill(
         query,
         made.pool,
@@ -123,15 +127,15 @@ def _prompt_attention(made: Paged, query: Tensor, window: int | None) -> float:
 def check_prefix_attention(heads: Heads, run: Run) -> None:
     """Groups with and without a shared prefix; decodes alone, and beside prompt chunks."""
     for dtype, allowed in ALLOWED.items():
-        for cap in (None, 10.0):
+        for options in ({}, {"soft_cap": 10.0}, {"sinks": True}):
             for chunks in (False, True):
-                case = f"{dtype} {heads} cap {cap} {'with chunks' if chunks else ''}"
-                call = partial(_prefix_attention, run, dtype, heads, cap, chunks)
+                case = f"{dtype} {heads} {options or ''} {'with chunks' if chunks else ''}"
+                call = partial(_prefix_attention, run, dtype, heads, options, chunks)
                 run.check("prefix_attention", case, call, allowed)
 
 
 def _prefix_attention(
-    run: Run, dtype: torch.dtype, heads: Heads, cap: float | None, chunks: bool
+    run: Run, dtype: torch.dtype, heads: Heads, options: Options, chunks: bool
 ) -> float:
     lengths = [145, 160, 301, 144 + 96]
     made = paged(lengths, heads, dtype, run.device, shared_tokens=144, mixed_sides=True)
@@ -139,19 +143,27 @@ def _prefix_attention(
     shared = 144 // made.block_tokens * made.block_tokens
     news = [1, 16, 40, 1] if chunks else [1] * 4
     query = made.query(sum(news))
+    options = _given(options, made)
     result = prefix_attention(
         query,
         *_where(made),
         torch.tensor([0, 3, 4], dtype=torch.int32, device=run.device),
         torch.tensor([shared, 0], dtype=torch.int32, device=run.device),
         **_how(made),
-        soft_cap=cap,
+        **options,
         query_offsets=_offsets(news, run.device) if chunks else None,
     )
-    expected = [
-        dense_attention(part, made, row, soft_cap=cap) for row, part in enumerate(query.split(news))
-    ]
+    parts = query.split(news)
+    expected = [dense_attention(part, made, row, **options) for row, part in enumerate(parts)]
     return relative_error(result, torch.cat(expected))
+
+
+def _given(options: Options, made: Paged) -> Options:
+    """The options, with numbers for sinks: some take hardly any of the weights, some nearly all."""
+    if "sinks" not in options:
+        return options
+    sinks = torch.linspace(-4, 9, made.heads.query, device=made.pool.device)
+    return {**options, "sinks": sinks.to(made.dtype)}
 
 
 def _where(made: Paged) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -13,6 +13,7 @@ def dense_attention(
     *,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """[tokens, heads, head_dim] in float64; the last query is at the row's last position."""
     keys, values = sequences.dense(row).double()
@@ -27,5 +28,9 @@ def dense_attention(
     seen = distance >= 0
     if sliding_window is not None:
         seen &= distance < sliding_window
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        column = sinks.double()[:, None, None].expand(-1, len(query), 1)
+        scores = torch.cat((scores, column), -1)
+    weights = scores.softmax(-1)[..., :length]
     return (weights @ values).transpose(0, 1)

@@ -22,6 +22,7 @@ from muxcluster.engine.load.parity import has_llama_layers
 from muxcluster.engine.load.skeleton import skeleton
 from muxcluster.engine.memory.arena import HOST, Arena
 from muxcluster.engine.memory.pinning import pin
+from muxcluster.engine.quantised.mxfp4_experts import put_experts
 from muxcluster.engine.quantised.replacing import put_linears
 from muxcluster.engine.steps.runner import UnitMemory
 
@@ -109,7 +110,7 @@ def mapped_memory(spec: UnitSpec, manifest: Manifest) -> UnitMemory:
 
 
 def _like_the_owners(model: nn.Module, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> None:
-    """Put quantised linears where the owner's model has them."""
+    """Put quantised linears and experts where the owner's model has them."""
     if weight_format(spec) is None:
         return
 
@@ -117,6 +118,7 @@ def _like_the_owners(model: nn.Module, spec: ModelSpec, tensors: Mapping[str, Te
         return tensors.get(_weight(spec.name, name))
 
     put_linears(model, tensor_of, rounds_inputs(spec, model))
+    put_experts(model, tensor_of)
 
 
 def _opener(device: torch.device) -> Callable[[Region], Tensor]:

@@ -12,7 +12,7 @@ tied to the embeddings has the same part of them.
 # the collectives in one class that a CUDA graph can capture.
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,16 @@ from muxcluster.engine.load.division.layers import (
 )
 from muxcluster.engine.load.division.part import Part
 from muxcluster.engine.load.division.plans import (
+    BY_HEAD,
     BY_INPUT,
     BY_OUTPUT,
     EXPERTS,
     IGNORED,
+    ONCE,
     PACKED,
+    PAIRED,
     QKV,
+    TRANSPOSED,
     plan_of,
 )
 from muxcluster.placement.shapes.division import (
@@ -45,6 +49,7 @@ from muxcluster.placement.shapes.division import (
     part_bounds,
 )
 
+_OF_EXPERTS = frozenset({BY_OUTPUT, BY_INPUT, PACKED, PAIRED, TRANSPOSED})
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 Foreign = Any  # a module or configuration of transformers, with attributes unknown to mypy
@@ -57,6 +62,7 @@ class Division:
     parts: Mapping[str, Part]  # of parameters by name; what is not named is whole
     summed: tuple[str, ...]  # linears whose results the ranks add
     experts: tuple[str, ...]  # modules of experts, whose results the ranks add
+    once: tuple[str, ...]  # parameters that are zero on all ranks but the first
     # modules that own divided linears, attention among them, and which of them read numbers of
     # heads from their configuration
     owners: Mapping[str, bool]
@@ -72,14 +78,16 @@ def bounds(length: int, group: RankGroup) -> tuple[int, int]:
     return part_bounds(length, group.rank, group.size)
 
 
-def divide(model: Foreign, config_file: Path, group: RankGroup) -> Division:
+def divide(model: Foreign, config_file: Path, group: RankGroup, expert_step: int) -> Division:
     """Return how `model`, whole and perhaps without data, is divided by its plan.
+
+    expert_step: as of `placement.shapes.division`.
 
     Raises LoadError naming `config_file` if it has no plan, a plan that we cannot carry out, heads
     that cannot be divided evenly, or fewer features than ranks.
     """
     try:
-        return _divide(model, group)
+        return _divide(model, group, expert_step)
     except _CannotDivide as refusal:
         message = f"cannot run on {group.size} GPUs: {refusal}"
         raise LoadError(config_file, message) from refusal
@@ -89,6 +97,8 @@ def connect(model: Foreign, division: Division, group: RankGroup) -> None:
     """Put the layers that talk to other ranks in place; `model` holds this rank's parts already."""
     for name, reads_config in division.owners.items():
         division.heads.tell(model.get_submodule(name), reads_config=reads_config)
+    for name in division.once if group.rank else ():
+        model.get_parameter(name).zero_()
     for name in division.summed:
         model.set_submodule(name, SummedLinear(model.get_submodule(name), group))
     for name in division.experts:
@@ -109,7 +119,7 @@ class _CannotDivide(Exception):
     """The message says why, after "cannot run on so many GPUs"."""
 
 
-def _divide(model: Foreign, group: RankGroup) -> Division:
+def _divide(model: Foreign, group: RankGroup, expert_step: int) -> Division:
     config = model.config.get_text_config()
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     heads = RankHeads(config.num_attention_heads, kv_heads, group.rank, group.size)
@@ -117,12 +127,14 @@ def _divide(model: Foreign, group: RankGroup) -> Division:
         raise _CannotDivide(f"{heads.num_heads} heads cannot be divided among them")
     parts: dict[str, Part] = {}
     owners: dict[str, bool] = {}
-    summed, experts = [], []
+    summed, experts, once = [], [], []
     for name, module, style in _planned(model):
         if style == EXPERTS:
             experts.append(name)
+        elif style == ONCE:
+            once.append(name)
         elif isinstance(module, nn.Parameter):
-            parts[name] = _expert_part(name, module, style, group)
+            parts[name] = _parameter_part(name, module, style, heads, group, expert_step)
         else:
             owner = name.rpartition(".")[0]
             owners[owner] = owners.get(owner, False) or style == QKV
@@ -131,13 +143,14 @@ def _divide(model: Foreign, group: RankGroup) -> Division:
                 summed.append(name)
             elif module.bias is not None:
                 parts[f"{name}.bias"] = part
-    _check_experts(model, experts, parts)
+    _check_experts(model, experts, {*parts, *once})
     embeddings, head = _vocabulary(model, group)
     for name in filter(None, (embeddings, head)):
         for weight, each in model.get_submodule(name).named_parameters():
             parts[f"{name}.{weight}"] = Part(0, (bounds(len(each), group),))
     rows = len(model.get_output_embeddings().weight) if head else 0
-    return Division(parts, tuple(summed), tuple(experts), owners, heads, embeddings, head, rows)
+    modules = (tuple(summed), tuple(experts), tuple(once))
+    return Division(parts, *modules, owners, heads, embeddings, head, rows)
 
 
 def _planned(model: Foreign) -> Iterator[tuple[str, Foreign, str]]:
@@ -174,14 +187,34 @@ def _linear_part(
     return _halves(axis, length, feature_bounds(length, group.rank, group.size), style)
 
 
-def _expert_part(name: str, weight: nn.Parameter, style: str, group: RankGroup) -> Part:
-    """Return the part of the merged weight of all experts, [experts, outputs, inputs]."""
-    if weight.ndim != 3 or style not in (BY_OUTPUT, BY_INPUT, PACKED):
+def _parameter_part(
+    name: str,
+    parameter: nn.Parameter,
+    style: str,
+    heads: RankHeads,
+    group: RankGroup,
+    expert_step: int,
+) -> Part:
+    """Return the part of a parameter that is in no linear: of attention, or of merged experts."""
+    if style == BY_HEAD and parameter.ndim == 1:
+        return Part.of_heads(heads.query_heads, 1)
+    return _expert_part(name, parameter, style, group, expert_step)
+
+
+def _expert_part(name: str, weight: nn.Parameter, style: str, group: RankGroup, step: int) -> Part:
+    """Return the part of the merged weight of all experts, [experts, outputs, inputs], or as its
+    style says; of a bias [experts, outputs] if it is PAIRED."""
+    least = 2 if style == PAIRED else 3
+    if weight.ndim not in (least, 3) or style not in _OF_EXPERTS:
         raise _unknown(name, weight, style)
-    axis = 2 if style == BY_INPUT else 1
-    length = weight.shape[axis] // (2 if style == PACKED else 1)
-    _check_all_filled(name, length, ("outputs", "inputs")[axis - 1], group)
-    return _halves(axis, length, expert_bounds(length, group.rank, group.size), style)
+    axis = {BY_INPUT: 2, PAIRED: weight.ndim - 1}.get(style, 1)
+    length = weight.shape[axis] // (2 if style in (PACKED, PAIRED) else 1)
+    kind = "inputs" if style in (BY_INPUT, TRANSPOSED) else "outputs"
+    _check_all_filled(name, length, kind, group)
+    first, end = expert_bounds(length, group.rank, group.size, step)
+    if style == PAIRED:
+        return Part(axis, ((2 * first, 2 * end),))
+    return _halves(axis, length, (first, end), style)
 
 
 def _halves(axis: int, length: int, mine: tuple[int, int], style: str) -> Part:
@@ -202,11 +235,11 @@ def _unknown(name: str, module: Foreign, style: str) -> _CannotDivide:
     )
 
 
-def _check_experts(model: Foreign, experts: list[str], parts: Mapping[str, Part]) -> None:
+def _check_experts(model: Foreign, experts: list[str], divided: Set[str]) -> None:
     """Refuse experts with weights that are whole: the ranks would add them several times."""
     for name in experts:
         for weight, _ in model.get_submodule(name).named_parameters():
-            if f"{name}.{weight}" not in parts:
+            if f"{name}.{weight}" not in divided:
                 raise _CannotDivide(f"its plan leaves {name}.{weight} whole")
 
 

@@ -26,6 +26,12 @@ class RankHeads:
         """The model's KV heads that this rank has."""
         return rank_kv_heads(self.num_heads, self.num_kv_heads, self.rank, self.size)
 
+    @property
+    def query_heads(self) -> range:
+        """The model's query heads that this rank has."""
+        here = self.num_heads // self.size
+        return range(self.rank * here, (self.rank + 1) * here)
+
     def are_keys_or_values(self, name: str) -> bool:
         """Return whether the linear of that name makes keys or values of all KV heads."""
         return name.rpartition(".")[2] in _KEYS_AND_VALUES
@@ -37,11 +43,9 @@ class RankHeads:
     def qkv_part(self, num_rows: int) -> Part:
         """Return this rank's rows of a weight that makes all queries, then keys, then values."""
         rows = num_rows // (self.num_heads + 2 * self.num_kv_heads)
-        here = self.num_heads // self.size
-        queries = range(self.rank * here, (self.rank + 1) * here)
         keys = [self.num_heads + head for head in self.kv_heads]
         values = [self.num_kv_heads + head for head in keys]
-        return Part.of_heads((*queries, *keys, *values), rows)
+        return Part.of_heads((*self.query_heads, *keys, *values), rows)
 
     def tell(self, owner: nn.Module, *, reads_config: bool) -> None:
         """Set the numbers of heads that `owner` keeps, if any, to this rank's.

@@ -12,6 +12,10 @@ BY_OUTPUT, BY_INPUT = "colwise", "rowwise"
 PACKED = "packed_colwise"  # two matrices in one, each divided by output
 QKV = "colwise_qkv"  # ours: queries, keys and values in one matrix, each divided by heads
 EXPERTS = "moe_tp_experts"  # a module whose results the ranks add
+BY_HEAD = "heads"  # ours: one number a query head
+# Ours, of merged experts whose inputs lie before their outputs: gate and up alternate among these,
+# and are divided in pairs; divided by input; whole on the first rank and zero on others.
+PAIRED, TRANSPOSED, ONCE = "paired_colwise", "transposed_rowwise", "once"
 
 # Styles that we need not carry out: whole weights, and vocabularies, which are always divided.
 IGNORED = frozenset(
@@ -36,6 +40,15 @@ OWN_PLANS: Mapping[str, Plan] = MappingProxyType(
     {
         "glm": _MERGED_MLP,
         "glm4": _MERGED_MLP,
+        "gpt_oss": {
+            **_layers("layers.*", _HEADS, ("self_attn.o_proj",)),
+            "layers.*.self_attn.sinks": BY_HEAD,
+            "layers.*.mlp.experts": EXPERTS,
+            "layers.*.mlp.experts.gate_up_proj": PAIRED,
+            "layers.*.mlp.experts.gate_up_proj_bias": PAIRED,
+            "layers.*.mlp.experts.down_proj": TRANSPOSED,
+            "layers.*.mlp.experts.down_proj_bias": ONCE,
+        },
         "hunyuan_v1_dense": {
             **_layers("layers.*", _HEADS, ("self_attn.o_proj",)),
             **_layers("layers.*.mlp", _GATED, ("down_proj",)),

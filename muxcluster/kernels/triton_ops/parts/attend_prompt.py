@@ -64,8 +64,9 @@ def attend_prompt(
     """Causal attention of queries [BLOCK_M, BLOCK_D] at `positions` to one sequence's keys.
 
     positions: below `high`. low, high: as in `range_of_phase`; keys at `high` and beyond are not
-    read. keys: Keys. scale: positive where there is no cap. Returns fp32
-    [BLOCK_M, BLOCK_D].
+    read. keys: Keys. scale: positive where there is no cap. Returns fp32 [BLOCK_M, BLOCK_D], not
+    divided by the sums of exponentials, and [BLOCK_M] each, the largest scores (log 2) and those
+    sums.
     """
     # The factor is applied beside the subtraction of the maximum, in one instruction.
     factor = soft_cap if HAS_CAP else scale
@@ -110,4 +111,4 @@ def attend_prompt(
             weights = times_scales(weights, scales_at + HALF, present).to(values.dtype)
             attended = tl.dot(weights, values, attended * kept[:, None], input_precision="ieee")
             top = new_top
-    return attended / tl.where(total > 0, total, 1.0)[:, None]
+    return attended, top, total

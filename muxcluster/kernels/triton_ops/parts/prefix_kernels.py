@@ -5,6 +5,7 @@ import triton.language as tl
 
 from muxcluster.kernels.triton_ops.parts.attend_tile import LOWEST, SMALLEST, Queries, attend_tile
 from muxcluster.kernels.triton_ops.parts.prefix_work import program_work
+from muxcluster.kernels.triton_ops.parts.sinks import share_of_keys
 from muxcluster.kernels.triton_ops.parts.tiles import TABLE_STRIDES, Keys
 
 COUNTS = ("rows", "groups", "kv_heads", "prefix_tiles", "distinct_tiles", "max_tokens")
@@ -169,20 +170,24 @@ def prefix_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["items"])
+@triton.jit(do_not_specialize=["items", "heads"])
 def merge_kernel(
     output,
     partial,
     sums,
+    sinks,
     items,
+    heads,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     ITEMS: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """output [items, head_dim] from partial fp32 [items, splits, head_dim] and sums fp32 [items,
-    splits]; an item is one head of one query. Partials whose sum is -inf were never written.
+    splits]; an item is one head of one query. Partials whose sum is -inf were never written. Sinks
+    [heads] are read where HAS_SINKS: here, so that each counts once however many splits there are.
     """
     item = tl.program_id(0).to(tl.int64) * ITEMS + tl.arange(0, ITEMS)
     inside = item < items
@@ -200,7 +205,11 @@ def merge_kernel(
         written = (weight > 0)[:, None] & (places < HEAD_DIM)[None, :]
         values = partial + (item * NUM_SPLITS + index)[:, None] * HEAD_DIM + places[None, :]
         merged += weight[:, None] * tl.load(values, mask=written, other=0.0)
-    merged = merged / tl.maximum(total, SMALLEST)[:, None]
+    total = tl.maximum(total, SMALLEST)
+    merged = merged / total[:, None]
+    if HAS_SINKS:
+        own = tl.load(sinks + item % heads, mask=inside, other=0.0)
+        merged *= share_of_keys(top + tl.log2(total), own)[:, None]
     result = output + item[:, None] * HEAD_DIM + places[None, :]
     shown = inside[:, None] & (places < HEAD_DIM)[None, :]
     tl.store(result, merged.to(output.dtype.element_ty), mask=shown)

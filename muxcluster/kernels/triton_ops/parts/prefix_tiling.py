@@ -135,7 +135,7 @@ def kernel_constants(shape: PrefixShape, tiling: PrefixTiling) -> dict[str, Any]
     }
 
 
-def merge_constants(shape: PrefixShape, tiling: PrefixTiling) -> dict[str, Any]:
+def merge_constants(shape: PrefixShape, tiling: PrefixTiling, *, has_sinks: bool) -> dict[str, Any]:
     splits = tiling.prefix_splits + tiling.distinct_splits
     padded = triton.next_power_of_2(shape.head_dim)
     return {
@@ -144,4 +144,5 @@ def merge_constants(shape: PrefixShape, tiling: PrefixTiling) -> dict[str, Any]:
         "ITEMS": max(1, MERGED_ELEMENTS // padded),
         "NUM_SPLITS": splits,
         "BLOCK_S": triton.next_power_of_2(splits),
+        "HAS_SINKS": has_sinks,
     }

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from muxcluster.kernels.triton_ops.parts.sinks import share_of_keys
 from muxcluster.kernels.triton_ops.parts.tiles import is_in_block
 
 # A split has at least so many tokens: below, its partial output costs more than it gains.
@@ -38,7 +39,13 @@ def choose_splits(rows: int, kv_heads: int, max_tokens: int, device: torch.devic
 
 
 def span_constants(
-    head_dim: int, tile: int, split_tokens: int, block_tokens: int, has_window: bool
+    head_dim: int,
+    tile: int,
+    split_tokens: int,
+    block_tokens: int,
+    *,
+    has_window: bool,
+    has_sinks: bool,
 ) -> dict[str, int | bool]:
     """Return the constexpr arguments that decode and merge have in common.
 
@@ -53,6 +60,7 @@ def span_constants(
         "MIN_TILES": triton.cdiv(split_tokens, tile),
         "ALIGN": tile if is_in_block(block_tokens, tile) else 1,
         "HAS_WINDOW": has_window,
+        "HAS_SINKS": has_sinks,
     }
 
 
@@ -87,6 +95,7 @@ def merge_kernel(
     partial,
     sums,
     lengths,
+    sinks,
     heads,
     num_splits,
     max_tokens,
@@ -97,9 +106,11 @@ def merge_kernel(
     MIN_TILES: tl.constexpr,
     ALIGN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """output [rows, heads, head_dim] from partial fp32 [rows, heads, splits, head_dim] and sums
-    fp32 [rows, heads, splits]; a program merges one head of one row.
+    fp32 [rows, heads, splits]; a program merges one head of one row. Sinks [heads] are read where
+    HAS_SINKS.
     """
     item = tl.program_id(0)
     length = tl.minimum(tl.load(lengths + item // heads).to(tl.int32), max_tokens)
@@ -123,6 +134,9 @@ def merge_kernel(
         merged = merged * kept + tl.sum(weights[:, None] * values, 0)
         total = total * kept + tl.sum(weights, 0)
         top = new_top
-    merged = merged / tl.where(total > 0, total, 1.0)
+    total = tl.where(total > 0, total, 1.0)
+    merged = merged / total
+    if HAS_SINKS:
+        merged *= share_of_keys(top + tl.log2(total), tl.load(sinks + item % heads))
     result = output + item.to(tl.int64) * HEAD_DIM + places
     tl.store(result, merged.to(output.dtype.element_ty), mask=places < HEAD_DIM)
