@@ -40,7 +40,7 @@ def test_tokens_without_an_adapter_keep_every_bit() -> None:
     [
         (0, lambda t: t[:-1], "numbers of tokens"),
         (1, lambda t: t[:, :-1], "numbers of inputs"),
-        (1, lambda t: t.double(), "inputs must be fp32"),
+        (1, lambda t: t.double(), "must be torch.float64"),
         (2, lambda t: t.half(), "down must be torch.float32"),
         (2, lambda t: t[:-1], "numbers of ranks"),
         (3, lambda t: t[:, :-1].contiguous(), "numbers of outputs"),

@@ -230,16 +230,24 @@ def _matrices(file: Path) -> Iterator[tuple[str, tuple[int, int]]]:
             continue
         if not isinstance(entry, dict):
             raise LoadError(file, f"corrupt or incomplete: no header of tensor {name!r:.200}")
-        dtype, shape = entry.get("dtype"), entry.get("shape")
+        dtype, shape = entry.get("dtype"), _matrix_shape(entry.get("shape"))
         if _TENSOR.fullmatch(name) is None:
             yield name, (0, 0)
             continue
         if not isinstance(dtype, str) or dtype not in _DTYPES:
             raise LoadError(file, f"tensor {name} is of {dtype!r:.80}, expected a type of floats")
-        is_matrix = isinstance(shape, list) and len(shape) == 2
-        if not is_matrix or not all(isinstance(size, int) and size > 0 for size in shape):
-            raise LoadError(file, f"tensor {name} has shape {shape!r:.80}, expected a matrix")
-        yield name, (shape[0], shape[1])
+        if shape is None:
+            given = entry.get("shape")
+            raise LoadError(file, f"tensor {name} has shape {given!r:.80}, expected a matrix")
+        yield name, shape
+
+
+def _matrix_shape(shape: object) -> tuple[int, int] | None:
+    """Return the shape of a matrix; None for anything else."""
+    if not isinstance(shape, list) or len(shape) != 2:
+        return None
+    is_filled = all(isinstance(size, int) and size > 0 for size in shape)
+    return (shape[0], shape[1]) if is_filled else None
 
 
 def _header(file: Path) -> Mapping[str, Any]:
