@@ -37,9 +37,10 @@ class Adapted:
     oracles: Mapping[str, GreedyOracle]  # "" is the base
 
     def spec(self, **options: object) -> UnitSpec:
+        """Jobs are sent ahead: one is in flight while the next is launched."""
         made = spec_of([self.base], **options)  # type: ignore[arg-type]
         models = (replace(made.models[0], adapters=self.adapters),)
-        return replace(made, models=models)
+        return replace(made, models=models, scheduler=replace(made.scheduler, pipeline_depth=2))
 
     def check(self, asked: Mapping[str, list[int]], sink: Sink) -> None:
         """Each request's tokens are those of the model that its id ends with."""
