@@ -91,7 +91,7 @@ class Unit:
         for model in self._spec.models:
             if model.load_format != "dummy":
                 check_weight_files(Path(model.path))
-        self._served = [model for model in served_models(config) if model.name in self.models]
+        self._served = [model for model in served_models(config) if model.unit_model in self.models]
         self._settings = _settings_of(config)
         self._client = LocalUnitClient(self._spec)
         self._templates = RenderPool()

@@ -52,6 +52,14 @@ def serve(  # noqa: PLR0913 - each parameter is an option of the command line
             "In a file: models[].max_model_len.",
         ),
     ] = None,
+    lora_modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="A LoRA adapter of the only MODEL, in PEFT's format, served as a model of that "
+            "name; may be repeated. In a file: models[].adapters.",
+        ),
+    ] = None,
     lenient: Annotated[
         bool | None, typer.Option("--lenient", help="Drop unknown request fields.")
     ] = None,
@@ -69,15 +77,15 @@ def serve(  # noqa: PLR0913 - each parameter is an option of the command line
               muxcluster serve muxcluster.yaml
     """
     file = _configuration(models)
-    if file is not None and (served_model_name or max_model_len is not None):
+    if file is not None and (served_model_name or max_model_len is not None or lora_modules):
         raise typer.BadParameter(
-            f"--served-model-name and --max-model-len go with models, not with a file: say it in "
-            f"models[] of {file}"
+            f"--served-model-name, --max-model-len and --lora-modules go with models, not with a "
+            f"file: say it in models[] of {file}"
         )
     from muxcluster.cli.server.models import NamedModels
     from muxcluster.cli.server.serving import Overrides, run_server
 
-    named = NamedModels(models, served_model_name or (), max_model_len)
+    named = NamedModels(models, served_model_name or (), max_model_len, lora_modules or ())
     overrides = Overrides(host, port, api_key, admin_key, lenient)
     run_server(named if file is None else file, overrides, drain_timeout)
 

@@ -18,6 +18,7 @@ from muxcluster.config.facts import (
 from muxcluster.config.hub import Fetching, HubId, NotFetched, Wanted, fetch
 from muxcluster.config.problems import first_problem, line_of
 from muxcluster.config.schema import (
+    AdapterSection,
     BatchSection,
     ClusterSection,
     FileSection,
@@ -28,10 +29,20 @@ from muxcluster.config.schema import (
 from muxcluster.config.scoring import scoring_of
 from muxcluster.config.yamlfile import Location, key_text, read_yaml
 from muxcluster.core.errors import ConfigError
+from muxcluster.core.inputs.adapter_files import CONFIG as ADAPTER_CONFIG
+from muxcluster.core.inputs.adapter_files import AdapterFiles, read_adapter
 from muxcluster.core.inputs.tls_files import TlsFiles
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.names import nearest
 from muxcluster.placement.shapes.shape import ShapeError
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredAdapter:
+    """One adapter of a model."""
+
+    name: str  # in the API
+    files: AdapterFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,7 @@ class ConfiguredModel:
     path: Path | None  # its directory, None if only a shape is known
     facts: ModelFacts
     max_model_len: int
+    adapters: tuple[ConfiguredAdapter, ...] = ()
 
     @property
     def name(self) -> str:
@@ -156,7 +168,7 @@ def _check_names(section: FileSection, source: _Source) -> None:
             message = f"{model.name!r} is already the name of models[{first[model.name]}]"
             raise source.error(("models", index, "name"), message)
         first[model.name] = index
-    _check_models_of_keys(section, first, source)
+    _check_models_of_keys(section, _with_adapters(section, first, source), source)
     seen: set[str] = set()
     for index, node in enumerate(section.cluster.listed()):
         at: Location = ("cluster", "nodes", index)
@@ -168,6 +180,18 @@ def _check_names(section: FileSection, source: _Source) -> None:
                 gpu_named(node.gpu)
             except ValueError as error:
                 raise source.error((*at, "gpu"), str(error)) from error
+
+
+def _with_adapters(section: FileSection, models: Iterable[str], source: _Source) -> list[str]:
+    """Return the names of all models and their adapters. Raises ConfigError for one given twice."""
+    names = list(models)
+    for index, model in enumerate(section.models):
+        for place, adapter in enumerate(model.adapters):
+            if adapter.name in names:
+                at: Location = ("models", index, "adapters", place, "name")
+                raise source.error(at, f"{adapter.name!r} is already a model's or adapter's name")
+            names.append(adapter.name)
+    return names
 
 
 def _check_models_of_keys(section: FileSection, models: Iterable[str], source: _Source) -> None:
@@ -197,7 +221,46 @@ def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredMode
     facts = _with_kv_dtype(facts, section, at, source)
     _check_lengths(section, length, at, source)
     _check_backlog(section, length, at, source)
-    return ConfiguredModel(section, path, facts, length)
+    adapters = _adapters(section, facts, at, source)
+    return ConfiguredModel(section, path, facts, length, adapters)
+
+
+def _adapters(
+    section: ModelSection, facts: ModelFacts, at: Location, source: _Source
+) -> tuple[ConfiguredAdapter, ...]:
+    """Return the adapters of a model, whose weights are compared with its own when it is loaded.
+
+    Raises LoadError naming the file at fault.
+    """
+    if not section.adapters:
+        return ()
+    if facts.embedding is not None or facts.scoring is not None:
+        raise source.error((*at, "adapters"), "a model of embeddings or scores has no adapters")
+    if facts.is_dense or section.backend == "dense":
+        raise source.error((*at, "adapters"), "a model on the dense backend has no adapters")
+    paths = [
+        _adapter(each, (*at, "adapters", place, "path"), source)
+        for place, each in enumerate(section.adapters)
+    ]
+    return tuple(
+        ConfiguredAdapter(each.name, read_adapter(path))
+        for each, path in zip(section.adapters, paths, strict=True)
+    )
+
+
+def _adapter(section: AdapterSection, at: Location, source: _Source) -> Path:
+    """Return the directory of an adapter, absolute."""
+    path = (source.file.parent / Path(section.path).expanduser()).resolve()
+    try:
+        if not path.is_dir():
+            hint = "; ids of the hub are not fetched" if HubId.of(section.path) else ""
+            raise source.error(at, f"{_no_directory(path)}{hint}")
+        if not (path / ADAPTER_CONFIG).is_file():
+            raise source.error(at, f"{path} is no adapter: it has no {ADAPTER_CONFIG}")
+    except OSError as error:
+        message = f"{section.path:.200}: cannot be read: {error.strerror}"
+        raise source.error(at, message) from error
+    return path
 
 
 def _with_task(

@@ -157,6 +157,7 @@ def _demand(model: ConfiguredModel, dtype: str) -> Demand:
         backlog=_backlog(section, part),
         is_rounded=model.facts.is_rounded,
         constrained_share=section.constrained_share,
+        adapter_bytes=ITEMSIZE[dtype] * sum(each.files.num_elements for each in model.adapters),
     )
 
 

@@ -93,6 +93,15 @@ class BacklogSection(Section):
         return (self.queue_tokens or 0.0) / self.due_s
 
 
+class AdapterSection(Section):
+    """A LoRA adapter in PEFT's format."""
+
+    name: Name
+    """The OpenAI model id; no other model or adapter has it."""
+    path: PathText
+    """Directory with adapter_config.json and adapter_model.safetensors, relative to the file."""
+
+
 class ModelSection(Section):
     """One model."""
 
@@ -174,6 +183,9 @@ class ModelSection(Section):
     `generate`."""
     trust_remote_code: bool = False
     """Code in the model's directory may run, with all rights of the server."""
+    adapters: list[AdapterSection] = []
+    """LoRA adapters of this model, each served as a model of its own, in the same jobs and the same
+    KV pool."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> "ModelSection":

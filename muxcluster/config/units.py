@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from muxcluster.config.load import Config, ConfiguredModel
-from muxcluster.config.planner_input import dtype_of, engine_gpu, nodes_of, problem
+from muxcluster.config.planner_input import ITEMSIZE, dtype_of, engine_gpu, nodes_of, problem
 from muxcluster.core.backends import ENCODER
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.request import Slo
 from muxcluster.core.residency import Residency
 from muxcluster.core.served import ServedModel
-from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.core.unitspec import AdapterSpec, ModelSpec, UnitSpec
 from muxcluster.placement import specs
 from muxcluster.placement.execution import CannotRun, execution_of, move_refusal
 from muxcluster.placement.memory import DoesNotFit
@@ -57,21 +57,30 @@ def unit_specs(
 
 
 def served_models(config: Config) -> tuple[ServedModel, ...]:
-    """Return what the edge knows of each model. Raises ConfigError for one without a path."""
-    return tuple(
-        ServedModel(
-            name=model.name,
-            path=_path(config, model),
-            max_model_len=model.max_model_len,
-            vocab_size=model.facts.shape.vocab_size,
-            eos_token_ids=model.facts.eos_token_ids,
-            slo=_slo(model),
-            tool_format=model.section.tool_format,
-            reasoning=model.section.reasoning,
-            embedding=model.facts.embedding,
-            scoring=model.facts.scoring,
-        )
-        for model in config.models
+    """Return what the edge knows of each model, its adapters behind it.
+
+    Raises ConfigError for one without a path.
+    """
+    found: list[ServedModel] = []
+    for model in config.models:
+        served = _served_model(config, model)
+        found.append(served)
+        found += [replace(served, name=each.name, base=model.name) for each in model.adapters]
+    return tuple(found)
+
+
+def _served_model(config: Config, model: ConfiguredModel) -> ServedModel:
+    return ServedModel(
+        name=model.name,
+        path=_path(config, model),
+        max_model_len=model.max_model_len,
+        vocab_size=model.facts.shape.vocab_size,
+        eos_token_ids=model.facts.eos_token_ids,
+        slo=_slo(model),
+        tool_format=model.section.tool_format,
+        reasoning=model.section.reasoning,
+        embedding=model.facts.embedding,
+        scoring=model.facts.scoring,
     )
 
 
@@ -140,6 +149,12 @@ def _served(config: Config, spec: ModelSpec, model: ConfiguredModel, dtype: str)
         backend=ENCODER if is_encoder else section.backend,
         prefix_caching=spec.prefix_caching and not is_encoder,
         trust_remote_code=section.trust_remote_code,
+        adapters=tuple(
+            AdapterSpec(
+                each.name, str(each.files.directory), ITEMSIZE[dtype] * each.files.num_elements
+            )
+            for each in model.adapters
+        ),
     )
 
 

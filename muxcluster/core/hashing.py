@@ -7,9 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def root_hash(model: str, salt: str) -> bytes:
-    """Return the 32-byte start of every hash chain of `model` under tenant `salt`."""
-    return hashlib.sha256(f"{model}\0{salt}".encode()).digest()
+def root_hash(model: str, salt: str, adapter: str = "") -> bytes:
+    """Return the 32-byte start of every hash chain of `model` under tenant `salt`.
+
+    adapter: of the model, whose keys and values are others; names of models and adapters hold no
+    NUL, so no salt can lead to the chain of another.
+    """
+    return hashlib.sha256(f"{model}\0{adapter}\0{salt}".encode()).digest()
 
 
 def extend_hashes(parent: bytes, tokens: NDArray[np.int32], block_tokens: int) -> Sequence[bytes]:

@@ -96,6 +96,7 @@ class Admission:
     num_prompt_tokens: int
     sampling: SamplingParams
     side: Side = Side.LEFT
+    adapter: str = ""  # as `Request.adapter`
 
 
 @dataclass(frozen=True, slots=True, eq=False)

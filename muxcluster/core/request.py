@@ -50,6 +50,7 @@ class Request:
     # A line of a planned batch: a unit that has its part starts it when it has room
     line: LinePlace | None = None
     tenant: str = ""  # whose it is; tenants that wait for a model get equal turns
+    adapter: str = ""  # of `ModelSpec.adapters`, by name; empty: the model itself
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,3 +61,4 @@ class PinnedPrefix:
     model: str
     tokens: NDArray[np.int32]
     cache_salt: str = ""  # of the requests
+    adapter: str = ""  # of the requests

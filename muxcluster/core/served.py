@@ -48,6 +48,12 @@ class ServedModel:
     # embedding, scoring: None for both: it generates
     embedding: EmbeddingOutput | None = None
     scoring: ScoreOutput | None = None
+    base: str = ""  # of an adapter: the model whose weights it changes; else empty
+
+    @property
+    def unit_model(self) -> str:
+        """Name of the model in units, whose jobs its requests are in."""
+        return self.base or self.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,15 @@ LENDING_PACKINGS = frozenset({"hybrid", "additive"})
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterSpec:
+    """A LoRA adapter, which makes another model of its base."""
+
+    name: str  # of that model
+    path: str  # directory in PEFT's format
+    num_bytes: int = 0  # of its weights, of all ranks; 0: not known
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One model of a unit."""
 
@@ -64,6 +73,8 @@ class ModelSpec:
     # "mean" (of all tokens). "score": the vector is what a classifier makes of them. The last three
     # are of the backend "encoder" alone.
     pooling: str = "lasttoken"
+    # Models that requests may ask for in its place: its own weights, and what each of these adds
+    adapters: tuple[AdapterSpec, ...] = ()
 
     @property
     def num_rows(self) -> int:

@@ -24,6 +24,7 @@ from muxcluster.core.errors import (
 from muxcluster.core.request import ServiceClass
 from muxcluster.core.residency import WeightOrder
 from muxcluster.core.sampling import Constraint
+from muxcluster.core.served import ServedModel
 from muxcluster.http.calls.admission import Admission, Gate
 from muxcluster.http.calls.call import Call, Prompt, RequestHead, Tokenised
 from muxcluster.http.calls.call_stream import CallStream
@@ -127,7 +128,7 @@ class CompletionService:
         num_choices = (body.n or 1) * num_prompts(body)
         if num_choices > MAX_CALL_CHOICES:
             raise InvalidValue(f"at most {MAX_CALL_CHOICES} choices in one request", "n")
-        admission = self._admit(model.served.name, service_class(body), num_choices)
+        admission = self._admit(model.served, service_class(body), num_choices)
         try:
             sampling = replace(sampling, constraint=await self._constraint(body))
             if tokenised is None or tokenised.model is not model:
@@ -181,7 +182,7 @@ class CompletionService:
             VectorForm.of(body, model)  # a wrong one takes nothing from the limits of its key
         of_class = service_class(body)
         most = min(len(texts), MOST_AT_ONCE, self._settings.queues.of(of_class))
-        admission = self._admit(model.served.name, of_class, most)
+        admission = self._admit(model.served, of_class, most)
         try:
             if tokenised is None or tokenised.model is not model:
                 work = partial(embedding_prompts, body, model, texts)
@@ -267,13 +268,15 @@ class CompletionService:
         self._metrics.call_started(call)
         return CallStream(call, self._choice)
 
-    def _admit(self, model: str, service_class: ServiceClass, num_requests: int) -> Admission:
+    def _admit(
+        self, model: ServedModel, service_class: ServiceClass, num_requests: int
+    ) -> Admission:
         """Admit a call's requests to their queue. Raises Overloaded, and counts that."""
         try:
-            return self._gate.admit(model, service_class, num_requests)
+            return self._gate.admit(model.unit_model, service_class, num_requests)
         except Overloaded:
-            self._metrics.count("admission_rejections", model, num_requests)
-            self._metrics.recent.refuse(model, num_requests, time.monotonic())
+            self._metrics.count("admission_rejections", model.name, num_requests)
+            self._metrics.recent.refuse(model.name, num_requests, time.monotonic())
             raise
 
     async def _choice(self, call: Call, index: int) -> AsyncGenerator[ChoiceDelta, None]:
@@ -309,7 +312,7 @@ class CompletionService:
 
         Its weights are asked for all the same: when the client comes again they should be there.
         """
-        name = call.model.served.name
+        name = call.model.served.unit_model
         found = self._backend.model_stats(name)
         if not found:
             return  # nothing is known; the backend says whether it takes requests

@@ -265,7 +265,9 @@ class UnitFeeder:
         for pin in line.pins:
             prefix = request.prompt_tokens[: pin.num_tokens]
             pin_id = _pin_id(line.part, pin.pin_id)
-            self._memory.pin(PinnedPrefix(pin_id, request.model, prefix, request.cache_salt))
+            self._memory.pin(
+                PinnedPrefix(pin_id, request.model, prefix, request.cache_salt, request.adapter)
+            )
         line.pins = ()
         line.request_ids.add(request.request_id)
         self._running[request.request_id] = _Running(line, len(request.output_tokens))

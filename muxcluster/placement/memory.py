@@ -73,8 +73,9 @@ def parts_of(demand: Demand, tp: int) -> int:
 
 
 def weight_bytes(demand: Demand, tp: int = 1) -> int:
-    """Weights of the model on all GPUs of a mesh, those that each of them has whole included."""
-    return tp * part_of(demand.shape, tp).weight_bytes(demand.itemsize)
+    """Weights of the model and its adapters on all GPUs of a mesh, with those that each of them has
+    whole."""
+    return tp * (part_of(demand.shape, tp).weight_bytes(demand.itemsize) + demand.adapter_bytes)
 
 
 def activation_bytes(demand: Demand, limits: Limits, tp: int = 1) -> int:

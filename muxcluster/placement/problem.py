@@ -79,6 +79,7 @@ class Demand:
     # Its files have ordinary weights, which are quantised whenever they are loaded
     is_rounded: bool = False
     constrained_share: float = 0.0  # part of its requests whose output has a constraint
+    adapter_bytes: int = 0  # of its adapters, counted whole on every GPU of a mesh
 
     def worth(self, objective: Objective) -> float:
         """Return what one served request/s adds to the objective; "fewest-gpus" first counts the

@@ -84,4 +84,5 @@ def choose(request: Request, candidates: Sequence[Candidate]) -> Choice:
 def _chunks(request: Request) -> Sequence[bytes]:
     """Return chained hashes of the first whole chunks of the prompt."""
     tokens = request.prompt_tokens[: MAX_CHUNKS * CHUNK_TOKENS]
-    return extend_hashes(root_hash(request.model, request.cache_salt), tokens, CHUNK_TOKENS)
+    root = root_hash(request.model, request.cache_salt, request.adapter)
+    return extend_hashes(root, tokens, CHUNK_TOKENS)

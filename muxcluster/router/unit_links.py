@@ -71,7 +71,8 @@ class UnitLinks:
 
     def are_warm(self) -> bool:
         """True if every model that has a place has been served."""
-        placed = [model.name for model in self.models() if self.unplaced_s(model.name) is None]
+        names = {model.unit_model for model in self.models()}
+        placed = [name for name in names if self.unplaced_s(name) is None]
         return self._directory is not None and all(map(self.was_served, placed))
 
     async def apply(self, directory: Directory) -> None:
@@ -107,7 +108,7 @@ class UnitLinks:
                 logger.warning("%s has drained: %d requests move on", link.unit_id, link.num_open)
                 await link.close()
         for model in self.models():
-            self.was_served(model.name)
+            self.was_served(model.unit_model)
         now_open = self._now_open()
         if now_open - self._open:
             self._wake()

@@ -126,6 +126,7 @@ class JobBuilder:
             num_prompt_tokens=live.num_prompt,
             sampling=live.request.sampling,
             side=live.side,
+            adapter=live.request.adapter,
         )
 
     def _count_first(self, model: ModelState, row: int) -> None:

@@ -11,6 +11,7 @@ from muxcluster.cli.found.gpus import SeenGpus, seen_gpus
 from muxcluster.cli.found.models import Model, Unserved
 from muxcluster.config.load import Config, load_config
 from tests.cli.calls import call, refusal
+from tests.core.test_adapter_files import write as write_adapter
 from tests.models import tiny_config
 
 
@@ -125,21 +126,25 @@ def test_a_llama_swap_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 
 def test_a_script_of_vllm_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model = make(tmp_path / "model")
+    adapter = write_adapter(tmp_path / "sql")
     (tmp_path / "start.sh").write_text(
         "#!/bin/sh\nset -e  # vllm serve in two lines\n"
         f"CUDA_VISIBLE_DEVICES=0 vllm serve {model} \\\n"
         "    --served-model-name chat --max-num-seqs=32 --enable-expert-parallel "
         "--enable-auto-tool-choice --tool-call-parser llama3_json &\n"
         f"python -m vllm.entrypoints.openai.api_server --model {model} --seed 7\n"
-        f"vllm serve {model} --enable-lora\n"
+        f"vllm serve {model} --served-model-name sql --enable-lora --max-loras 2 "
+        f"--lora-modules sql-v2={adapter} chatty=org/lora\n"
     )
     config, text, told = written(capsys, str(tmp_path / "start.sh"))
-    chat, other = config.models
+    chat, other, sql = config.models
     assert (chat.name, chat.section.max_seqs) == ("chat", 32)
     assert chat.section.tool_format == "llama3"
     assert "  # without --enable-expert-parallel\n" in text
     assert (other.name, other.section.seed) == ("model", 7)
-    assert told == f"not served: {model}: --enable-lora: LoRA adapters are not served\n"
+    assert "  # without --lora-modules chatty=org/lora\n" in text
+    assert [(each.name, each.path) for each in sql.section.adapters] == [("sql-v2", str(adapter))]
+    assert told == ""
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ from muxcluster.cli.found.gpus import SeenGpus
 from muxcluster.cli.server import models as server_models
 from muxcluster.cli.server.models import NamedModels, config_of_models
 from muxcluster.config.hub import Fetching
+from muxcluster.core.errors import ConfigError
 from tests.cli.calls import call
 from tests.conftest import ROOT
+from tests.core.test_adapter_files import write as write_adapter
 from tests.models import tiny_config
 
 
@@ -63,6 +65,20 @@ def test_gpus_are_used_where_they_can_be(
     assert len(lines) == bool(told) and told in "".join(lines)
 
 
+def test_adapters_of_the_only_model(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_adapter(tmp_path / name)
+    named = NamedModels(["chat"], adapters=["sql=one", f"b=c={tmp_path}/two"])
+    with pytest.raises(ConfigError, match="no such directory"):
+        config_of_models(named, Fetching())
+    named = NamedModels(["chat"], adapters=["sql=one", f"team/b={tmp_path}/two"])
+    (model,) = config_of_models(named, Fetching()).models
+    assert [(each.name, each.files.directory) for each in model.adapters] == [
+        ("sql", tmp_path / "one"),
+        ("team/b", tmp_path / "two"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -70,6 +86,9 @@ def test_gpus_are_used_where_they_can_be(
         (("chat", "chat"), "would be called 'chat'"),
         (("chat", "code", "--served-model-name", "x"), "1 names for 2 models"),
         (("chat", "--served-model-name", "a b"), "models[0].name"),
+        (("chat", "code", "--lora-modules", "a=b"), "adapters of which of 2 models?"),
+        (("chat", "--lora-modules", "adapters"), "'adapters' is not NAME=PATH"),
+        (("a.yaml", "--lora-modules", "a=b"), "models[] of a.yaml"),
         (("chat", "--max-model-len", "1024"), "more than the model's longest context, 512"),
         (("chta",), "no such directory: "),
         (("chta",), "did you mean chat?"),

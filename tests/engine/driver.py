@@ -86,10 +86,13 @@ class Driver:
         sampling: SamplingParams = GREEDY,
         side: Side = Side.LEFT,
         row: int | None = None,
+        adapter: str = "",
     ) -> Running:
         row = next(self._rows) if row is None else row
         tokens = np.asarray(prompt, dtype=np.int32)
-        self._admissions.append(Admission(row, str(row), tokens, len(tokens), sampling, side))
+        self._admissions.append(
+            Admission(row, str(row), tokens, len(tokens), sampling, side, adapter)
+        )
         return Running(row, list(prompt), len(prompt))
 
     def step(self, sequences: Sequence[Running], chunk: int, max_steps: int = 1) -> JobResult:

@@ -11,11 +11,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from muxcluster.engine.adapters import linear as adapters_linear
 from muxcluster.engine.forward import paged_attention as attention_paged
 from muxcluster.engine.sampling import plain
 from muxcluster.engine.steps.device.capture_lint import NotCapturable
 from muxcluster.engine.steps.device.captures import Step
 from muxcluster.kernels.kv_write import kv_write
+from muxcluster.kernels.low_rank_update import low_rank_update
 from muxcluster.kernels.paged_decode import paged_decode
 from muxcluster.kernels.prefix_attention import prefix_attention
 from muxcluster.kernels.sample import sample
@@ -87,6 +89,7 @@ class TapeCapture:
             (attention_paged, kv_write),
             (attention_paged, paged_decode),
             (attention_paged, prefix_attention),
+            (adapters_linear, low_rank_update),
             (plain, sample),
         ):
             monkeypatch.setattr(module, kernel.__name__, self.as_one(kernel))

@@ -101,6 +101,27 @@ def test_a_model_appears_and_disappears_under_the_streams_of_another(
     run((one,), work)
 
 
+def test_requests_of_an_adapter_go_to_the_units_of_its_base(
+    served: ServedModel, says: Says
+) -> None:
+    (one,) = named(served, "one")
+
+    async def work(cluster: Cluster) -> None:
+        a = cluster.start("a", "one")
+        cluster.serve(a, one=("a",))
+        await cluster.ready()
+        assert await cluster.text("lora", "x", 5) == says("x", 5)
+        (request,) = a.requests
+        assert (request.model, request.adapter) == ("one", "lora")
+        cluster.controller.change(routes={"one": ()}, unplaced={"one": 30.0})
+        while (await cluster.status("/ready")) == 200:
+            await asyncio.sleep(0.01)
+        with pytest.raises(openai.APIStatusError, match="no capacity is left for one"):
+            await cluster.text("lora", "x")
+
+    run((one, replace(one, name="lora", base="one")), work)
+
+
 def test_a_moved_models_streams_stay_and_its_new_requests_go_to_the_new_unit(
     served: ServedModel, says: Says
 ) -> None:

@@ -45,8 +45,12 @@ _REFUSALS = (
         "[`auto`](../guides/quantised.md#keys-and-values), the default",
     ),
     (
-        "LoRA, images and audio in messages",
+        "images and audio in messages",
         "400 `unsupported_parameter`; not yet",
+    ),
+    (
+        "LoRA adapters of dense models, of embeddings, of experts; DoRA and other kinds",
+        "[what is accepted](../guides/adapters.md#what-is-accepted)",
     ),
 )
 

@@ -122,10 +122,8 @@ async def local_service(
     try:
         await asyncio.gather(*(client.start() for client in clients.values()))
         of_model = {
-            model.name: _UnitsOfModel(
-                [clients[spec.unit_id] for spec in _serving(specs, model.name)], parts
-            )
-            for model in models
+            name: _UnitsOfModel([clients[spec.unit_id] for spec in _serving(specs, name)], parts)
+            for name in {model.unit_model for model in models}
         }
         metrics = Metrics()
         metrics.declare(models)

@@ -10,6 +10,7 @@ from typing import Any
 
 from muxcluster.cli.found.models import GGUF, Found, Model, Unserved
 from muxcluster.cli.found.names import served_name
+from muxcluster.config.hub import HubId
 
 _DTYPES: Mapping[str, str] = {"half": "float16", "float": "float32"}
 _THOUSANDS: Mapping[str, int] = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
@@ -84,13 +85,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[str], Any]]] = MappingProxyType(
     }
 )
 _CODE = "--trust-remote-code"
-# Options that make a model one that cannot be served, with the reason
-_REFUSED: Mapping[str, str] = MappingProxyType(
-    {
-        "--enable-lora": "LoRA adapters are not served",
-        "--lora-modules": "LoRA adapters are not served",
-    }
-)
+_ADAPTERS = "--lora-modules"  # NAME=PATH of each
 # Options whose place is taken by something else, and of the server: nothing is lost
 _REPLACED = frozenset(
     {
@@ -98,11 +93,12 @@ _REPLACED = frozenset(
         *("--pipeline-parallel-size", "--data-parallel-size", "--enable-prefix-caching"),
         *("--max-num-batched-tokens", "--enable-chunked-prefill", "--download-dir"),
         *("--served-model-name", "--model", "--revision", "--tokenizer", "--enforce-eager"),
-        "--enable-auto-tool-choice",
+        *("--enable-auto-tool-choice", "--enable-lora", _ADAPTERS, "--max-loras"),
+        *("--max-lora-rank", "--max-cpu-loras"),
     }
 )
 _FLAGS = ("--enable-", "--disable-", "--no-", "--enforce-eager", _CODE)  # beginnings; no value
-_SEVERAL = ("--served-model-name", "--lora-modules")  # take all words up to the next option
+_SEVERAL = ("--served-model-name", _ADAPTERS)  # take all words up to the next option
 _ENDS = ("&", "|", ";", "&&", ">", ">>", "2>&1")  # of a command, for a shell
 _SHORT: Mapping[str, str] = {"-tp": "--tensor-parallel-size", "-q": "--quantization"}
 _GGUF_OPTIONS = ("-m", "--model", "-hf", "--hf-repo", "-mu", "--model-url")
@@ -156,15 +152,15 @@ def _of_vllm(command: Command, name: str) -> Found | None:
         return None
     if revision := options.get("--revision"):
         path = f"{path}@{revision[0]}"
-    for option, why in _REFUSED.items():
-        if option in options:
-            return Unserved(name or path, f"{option}: {why}")
     method = next(iter(options.get("--quantization", [])), "fp8")
     if method not in _METHODS:
         return Unserved(name or path, f"--quantization {method}: such weights are not served")
     if path.lower().endswith(".gguf"):
         return Unserved(name or path, GGUF)
     keys, lost = _section(options)
+    adapters, unread = _adapters(options.get(_ADAPTERS, []))
+    keys |= {"adapters": adapters} if adapters else {}
+    lost += [f"{_ADAPTERS} {each}" for each in unread]
     names = options.get("--served-model-name", [])
     note = f"without {', '.join(lost)}" if lost else ""
     return Model(name or (names[0] if names else served_name(path)), path, note, keys)
@@ -188,6 +184,18 @@ def _section(options: Mapping[str, list[str]]) -> tuple[dict[str, Any], list[str
         elif option not in _REPLACED:
             lost.append(option)
     return keys, lost
+
+
+def _adapters(values: Sequence[str]) -> tuple[list[dict[str, str]], list[str]]:
+    """Return adapters as their model's section has them, and values that name no directory."""
+    found, unread = [], []
+    for value in values:
+        name, _, path = value.partition("=")
+        if name and path and (Path(path).is_dir() or HubId.of(path) is None):
+            found.append({"name": name, "path": path})
+        else:
+            unread.append(value)
+    return found, unread
 
 
 def _parsed(words: Sequence[str]) -> Command:

@@ -21,16 +21,19 @@ class NamedModels:
     models: Sequence[str]  # directories and Hugging Face ids
     names: Sequence[str] = ()  # in the API, one a model; none: the last part of each
     max_model_len: int | None = None
+    adapters: Sequence[str] = ()  # NAME=PATH of each, of the only model
 
 
 def config_of_models(named: NamedModels, fetching: Fetching) -> Config:
     """Return the configuration of these models on this machine's GPUs, or on its cores.
 
-    Raises ConfigError and LoadError as `load_config`, and for names that are not unique.
+    Raises ConfigError and LoadError as `load_config`, and for names that are not unique or adapters
+    of several models.
     """
-    names = _names(named)
+    names, adapters = _names(named), _adapters(named)
     sections = [
-        _section(*each, named.max_model_len) for each in zip(names, named.models, strict=True)
+        {**_section(*each, named.max_model_len), **adapters}
+        for each in zip(names, named.models, strict=True)
     ]
     nodes = _nodes(seen_gpus(), _torch_has_cuda, fetching.tell)
     return config_of({"models": sections, "cluster": {"nodes": nodes}}, WHERE, fetching)
@@ -39,6 +42,20 @@ def config_of_models(named: NamedModels, fetching: Fetching) -> Config:
 def _section(name: str, model: str, max_model_len: int | None) -> Mapping[str, Any]:
     section = {"name": name, "path": model}
     return section if max_model_len is None else {**section, "max_model_len": max_model_len}
+
+
+def _adapters(named: NamedModels) -> Mapping[str, Any]:
+    """Return the key of the only model's section for its adapters, if any. Raises ConfigError."""
+    if not named.adapters:
+        return {}
+    if len(named.models) > 1:
+        message = f"adapters of which of {len(named.models)} models? Say it in a YAML file"
+        raise ConfigError("--lora-modules", "", message)
+    pairs = [each.partition("=") for each in named.adapters]
+    for given, (name, _, path) in zip(named.adapters, pairs, strict=True):
+        if not name or not path:
+            raise ConfigError("--lora-modules", "", f"{given!r:.200} is not NAME=PATH")
+    return {"adapters": [{"name": name, "path": path} for name, _, path in pairs]}
 
 
 def _names(named: NamedModels) -> list[str]:

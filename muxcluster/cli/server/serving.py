@@ -96,7 +96,8 @@ def announce(
 ) -> None:
     """One line per model and a call to paste."""
     for model in models:
-        line = f"  {model.name}: context {model.max_model_len}, from {model.path}"
+        source = f"an adapter of {model.base}" if model.base else f"from {model.path}"
+        line = f"  {model.name}: context {model.max_model_len}, {source}"
         console.print(line, markup=False)
     generating = (each for each in models if each.embedding is None and each.scoring is None)
     first = next(generating, models[0])

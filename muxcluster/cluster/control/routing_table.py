@@ -21,7 +21,7 @@ def directory_of(
     A unit that failed, is being stopped, or is on an unreachable node is left out.
     """
     assert state.desired is not None
-    models = {model.name for model in state.desired.models}
+    models = {model.unit_model for model in state.desired.models}
     routes: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(models), ())
     units, draining = {}, {}
     for watch in watches:

@@ -133,4 +133,5 @@ def _model(spec: ModelSpec, stats: ModelStats | None) -> dict[str, Any]:
         "resident_bytes": now.resident_bytes,
         "parked_bytes": now.parked_bytes,
         "expected_wait_s": round(now.expected_wait_s, 3),
+        "adapters": [{"name": each.name, "bytes": each.num_bytes} for each in spec.adapters],
     }

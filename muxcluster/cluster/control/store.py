@@ -17,7 +17,7 @@ from muxcluster.core.errors import EngineFailure
 
 NAMESPACE = b"muxcluster"
 _KEY = b"state"
-_FORM = b"3\n"  # first line of the value: version of its format
+_FORM = b"4\n"  # first line of the value: version of its format
 
 
 def read_state() -> State:

@@ -180,9 +180,14 @@ def _pairs(head_dim: int) -> Tensor:
     return torch.arange(head_dim).view(2, -1).T.flatten()
 
 
+def pair_order(num_outputs: int, num_heads: int) -> Tensor:
+    """Return the order, int64 [num_outputs], of the outputs of Q or K in a `FusedDecoder`."""
+    head_dim = num_outputs // num_heads
+    return (torch.arange(num_heads).unsqueeze(1) * head_dim + _pairs(head_dim)).flatten()
+
+
 def _in_pairs(linear: Foreign, num_heads: int) -> nn.Module:
-    head_dim = linear.out_features // num_heads
-    order = (torch.arange(num_heads).unsqueeze(1) * head_dim + _pairs(head_dim)).flatten()
+    order = pair_order(linear.out_features, num_heads)
     if isinstance(linear, QuantisedLinear):
         return linear.rows(order)
     bias = None if linear.bias is None else linear.bias[order]

@@ -44,7 +44,7 @@ class Forward:
     """Runs a model through transformers' attention interface, without the model's own cache."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self.model = model
         whole: Any = model.config
         config = whole.get_text_config(decoder=True)
         self.has_windows = any(getattr(config, name, None) for name in WINDOW_NAMES)
@@ -60,7 +60,7 @@ class Forward:
     ) -> Tensor:
         picks = self._picks_logits and wanted is not None
         options = {"logits_to_keep": wanted} if picks else {}
-        output = self._model(
+        output = self.model(
             input_ids=tokens.unsqueeze(0),
             position_ids=positions.unsqueeze(0),
             use_cache=False,

@@ -102,7 +102,7 @@ def ask(forward: TokenForward, model: Foreign, num_positions: int) -> Answer:
 @torch.inference_mode()
 def check_forward(model: nn.Module, spec: ModelSpec) -> None:
     """Run random tokens through a model on the attention interface. Raises as `check_logits`."""
-    tokens, positions = _some_tokens(model, spec)
+    tokens, positions = some_tokens(model, spec)
     check_logits(Forward(model).logits(tokens, positions, WholeAttention(), None), spec)
 
 
@@ -116,7 +116,7 @@ def check_hidden(model: Foreign, spec: ModelSpec) -> None:
     file = Path(spec.path, "config.json")
     if any(getattr(module, "is_causal", None) is False for module in model.modules()):
         raise LoadError(file, "its tokens attend to later ones: only decoders give embeddings here")
-    tokens, positions = _some_tokens(model, spec)
+    tokens, positions = some_tokens(model, spec)
     expected = model.base_model(
         input_ids=tokens.unsqueeze(0),
         position_ids=positions.unsqueeze(0),
@@ -144,7 +144,7 @@ def check_logits(logits: Tensor, spec: ModelSpec) -> None:
     raise LoadError(Path(spec.path), message)
 
 
-def _some_tokens(model: Foreign, spec: ModelSpec) -> tuple[Tensor, Tensor]:
+def some_tokens(model: Foreign, spec: ModelSpec) -> tuple[Tensor, Tensor]:
     """Return random tokens of the vocabulary and their positions, int64 [NUM_TOKENS] or fewer."""
     device, count = next(model.parameters()).device, min(NUM_TOKENS, spec.max_model_len)
     generator = torch.Generator().manual_seed(0)

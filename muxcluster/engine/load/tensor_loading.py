@@ -14,10 +14,17 @@ from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.load.division.division import connect, divide
 from muxcluster.engine.load.division.group import RankGroup
+from muxcluster.engine.load.division.part import Part
 from muxcluster.engine.load.division.stored_weights import WeightFiles
 from muxcluster.engine.load.dummy import DummyWeights
 from muxcluster.engine.load.filling import WeightSource, fill
-from muxcluster.engine.load.hf_config import quantisation, rounds_inputs, weight_format
+from muxcluster.engine.load.hf_config import (
+    quantisation,
+    read_config,
+    rounds_inputs,
+    weight_format,
+)
+from muxcluster.engine.load.quiet import quiet_loading
 from muxcluster.engine.load.skeleton import skeleton
 from muxcluster.engine.load.weights import check_weight_files, tensors_by_file
 from muxcluster.engine.quantised.formats import BadTensors, read_weight
@@ -61,6 +68,18 @@ def load_by_tensor(
     if division is not None and group is not None:
         connect(model, division, group)
     return model
+
+
+def whole_and_parts(spec: ModelSpec, group: RankGroup) -> tuple[nn.Module, Mapping[str, Part]]:
+    """Return the undivided model, without data, and this rank's parts of its weights by name.
+
+    Raises LoadError as `divide`.
+    """
+    directory = Path(spec.path)
+    with quiet_loading():
+        config = read_config(directory, trust_remote_code=spec.trust_remote_code)
+        model = skeleton(config, spec)
+    return model, divide(model, directory / "config.json", group).parts
 
 
 def _quantise(

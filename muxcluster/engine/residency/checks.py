@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from muxcluster.core.unitspec import ModelSpec
+from muxcluster.engine.adapters.forward import AdaptedForward
 from muxcluster.engine.decoders.torch_decoder import FusedDecoder
 from muxcluster.engine.dense.encoder import Encoder
 from muxcluster.engine.dense.slab import Slab
@@ -42,6 +43,8 @@ class LoadChecks:
         """Record that the model was loaded and checked, and runs as `forward`."""
         if isinstance(forward, Slab | Encoder):
             return
+        if isinstance(forward, AdaptedForward):
+            forward = forward.plain
         kind = _UNFUSED
         if isinstance(forward, FusedDecoder):
             if [layer.call for layer in forward.layers] != list(self._calls[place] or ()):

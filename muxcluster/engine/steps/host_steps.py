@@ -11,6 +11,7 @@ from torch import Tensor
 
 from muxcluster.core.job import Admission, Rows, Side, TableDelta, TokenLogprobs
 from muxcluster.core.padded import PaddedBatch
+from muxcluster.engine.adapters.forward import RowAdapters
 from muxcluster.engine.forward.attention import LayerAttention
 from muxcluster.engine.forward.batch import TokenBatch, token_batch
 from muxcluster.engine.forward.cpu_attention import PlannedAttention
@@ -51,9 +52,17 @@ class PagedRows:
 
     padded = None
 
-    def __init__(self, forward: TokenForward, pool: Tensor, arena: ModelArena) -> None:
-        """pool: uint8 [num_blocks, block_bytes]; arena: the model's part."""
+    def __init__(
+        self,
+        forward: TokenForward,
+        pool: Tensor,
+        arena: ModelArena,
+        adapters: RowAdapters | None = None,
+    ) -> None:
+        """pool: uint8 [num_blocks, block_bytes]; arena: the model's part. adapters: of the rows;
+        None: the model has none."""
         self._forward = forward
+        self._adapters = adapters
         self._pool = pool
         self._arena = arena
         self._attention: Callable[[Tensor, ModelArena, TokenBatch], LayerAttention]
@@ -67,7 +76,10 @@ class PagedRows:
         attention = self._attention(self._pool, arena, batch)
         some = wanted if len(wanted) else np.zeros(1, dtype=np.int64)
         where = torch.from_numpy(some).to(device)
-        return self._forward.logits(tokens, batch.positions, attention, where)[: len(wanted)]
+        forward = self._forward
+        if self._adapters is not None:
+            forward = self._adapters.forward_of(rows.table_rows, rows.counts, device)
+        return forward.logits(tokens, batch.positions, attention, where)[: len(wanted)]
 
     def forget(self, row: int) -> None:
         """Do nothing: nothing is kept beside the pool."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from muxcluster.constraints.process.client import MaskClient
 from muxcluster.core.job import Admission, Rows, TableDelta
 from muxcluster.core.unitspec import ModelSpec
+from muxcluster.engine.adapters.forward import AdaptedForward, RowAdapters
 from muxcluster.engine.decoders.torch_decoder import FusedDecoder
 from muxcluster.engine.dense.encoder import Encoder, EncoderRows
 from muxcluster.engine.dense.rows import DenseRows
@@ -73,7 +74,11 @@ class ModelRunner:
         # A step over several tokens of a row is none that was recorded, and a padded one no decode.
         may_join = capture is None and not isinstance(forward, Slab | Encoder)
         self._constrained = ConstrainedRows(spec, arena.history, masks, may_join=may_join)
-        self._runs_in_pieces = capture is None and isinstance(forward, FusedDecoder)
+        self._adapters: RowAdapters | None = None
+        own = forward
+        if isinstance(forward, AdaptedForward):
+            self._adapters, own = RowAdapters(forward, spec.num_rows), forward.plain
+        self._runs_in_pieces = capture is None and isinstance(own, FusedDecoder)
         self._steps: Steps
         if capture is not None and not isinstance(forward, Slab | Encoder):
             model = LoadedModel(
@@ -85,6 +90,7 @@ class ModelRunner:
                 self._prompts,
                 self._constrained,
                 spec.max_seqs,
+                self._adapters,
             )
             self._steps = DeviceSteps(model, capture)
             return
@@ -95,7 +101,7 @@ class ModelRunner:
             store = RowStore(pool, arena, spec.shape, forward.model.layout)
             rows = DenseRows(forward.model, store, arena, forward.limit)
         else:
-            rows = PagedRows(forward, pool, arena)
+            rows = PagedRows(forward, pool, arena, self._adapters)
         self._steps = HostSteps(rows, arena, self._sampling, self._prompts, self._constrained)
 
     @property
@@ -104,10 +110,12 @@ class ModelRunner:
         return self._runs_in_pieces
 
     def admit(self, admission: Admission) -> None:
-        """Record a row's sampling parameters, its side, and its tokens if there are any."""
+        """Record a row's sampling parameters, side and adapter, and its tokens if there are any."""
         self._sampling.admit(admission.row, admission.sampling, admission.num_prompt_tokens)
         self._prompts.admit(admission)
         self._constrained.admit(admission)
+        if self._adapters is not None:
+            self._adapters.admit(admission.row, admission.adapter)
         self._steps.admit(admission)
 
     def write_tables(self, delta: TableDelta) -> None:

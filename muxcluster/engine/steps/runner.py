@@ -5,13 +5,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
+from torch import nn
 
 from muxcluster.constraints.process.client import MaskClient
 from muxcluster.core.backends import ModelBackend, as_loaded
+from muxcluster.core.errors import LoadError
 from muxcluster.core.job import Job, JobResult, Phase
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.engine.adapters.weights import read_adapters
+from muxcluster.engine.decoders.adapted import check_calls, linear_sizes, with_adapters
 from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu, packed_decoder
 from muxcluster.engine.decoders.torch_fusing import fuse, fuse_checked, is_fusible
 from muxcluster.engine.dense.encoder import Encoder
@@ -22,9 +27,11 @@ from muxcluster.engine.forward.paged_forward import Forward, TokenForward
 from muxcluster.engine.forward.prefix_rows import Reordered, side_by_side
 from muxcluster.engine.load.backends import load
 from muxcluster.engine.load.division.group import RankGroup
+from muxcluster.engine.load.division.part import Part
 from muxcluster.engine.load.packing_cpu import pack_linears
 from muxcluster.engine.load.paged_loading import load_model
 from muxcluster.engine.load.parity import NotTheSame
+from muxcluster.engine.load.tensor_loading import whole_and_parts
 from muxcluster.engine.memory.arena import Arena
 from muxcluster.engine.memory.copies import UnitCopies
 from muxcluster.engine.sampling.results import Pending, Ready
@@ -231,15 +238,39 @@ def load_forward(
     """
     is_checked = earlier is not None
     model = load(spec, unit.device, group, is_checked=is_checked)
+    if spec.adapters and isinstance(model, Encoder | DenseModel):
+        raise LoadError(Path(spec.path, "config.json"), "its adapters need the paged backend")
     if isinstance(model, Encoder):
         return model
     if isinstance(model, DenseModel):
         return slab_for(model, spec, unit)
+    if not spec.adapters:
+        return _plain_forward(model, spec, unit, group, earlier)
+    whole: nn.Module = model
+    parts: Mapping[str, Part] = {}
+    if group is not None:
+        whole, parts = whole_and_parts(spec, group)
+    adapters, sizes = read_adapters(whole, spec, unit.device, parts), linear_sizes(model)
+    plain = _plain_forward(model, spec, unit, group, earlier)
+    forward = with_adapters(plain, adapters, sizes)
+    if earlier is None:
+        check_calls(forward, spec)
+    return forward
+
+
+def _plain_forward(
+    model: nn.Module,
+    spec: ModelSpec,
+    unit: UnitSpec,
+    group: RankGroup | None,
+    earlier: Earlier | None,
+) -> TokenForward:
+    """Return the forward of a paged model, prepared for its device."""
     if torch.device(unit.device).type != "cpu":
         return forward_on_gpu(model, spec, fuses=unit.fuses_layers)
     if earlier is not None and earlier.fused_calls is not None:
         return fuse_checked(model, spec.max_model_len, earlier.fused_calls)
-    if unit.fuses_layers and not is_checked and is_fusible(model):
+    if unit.fuses_layers and earlier is None and is_fusible(model):
         make = fuse if group is None else packed_decoder
         try:
             return make(model, spec.max_model_len)

@@ -128,7 +128,7 @@ class Call:
         )
         return Request(
             request_id=f"{self.engine_id}-{index}",
-            model=self.model.served.name,
+            model=self.model.served.unit_model,
             prompt_tokens=prompt.tokens,
             sampling=sampling,
             service_class=self.service_class,
@@ -138,4 +138,5 @@ class Call:
             cacheable=sampling.prompt_logprobs is None,
             line=self.line,
             tenant="" if self.head.meter is None else self.head.meter.key.name,
+            adapter=self.model.served.name if self.model.served.base else "",
         )

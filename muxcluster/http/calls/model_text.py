@@ -229,7 +229,10 @@ class ModelTexts:
 
         pool: where templates are rendered, None for the pool of this process.
         """
-        return cls(_load(model, pool) for model in models)
+        texts: dict[str, ModelText] = {}
+        for model in models:
+            texts[model.name] = _text_of(model, texts, pool)
+        return cls(texts.values())
 
     async def follow(self, models: Sequence[ServedModel]) -> Sequence[ServedModel]:
         """Make `models` the served ones, in their order; return those that are new or changed.
@@ -241,8 +244,13 @@ class ModelTexts:
         new = [model for model in models if model not in served and self._may_try(model)]
         if not new and self._by_name.keys() <= {model.name for model in models}:
             return ()
-        loaded = [text for model in new if (text := await asyncio.to_thread(self._try, model))]
-        by_name = {**self._by_name, **{text.served.name: text for text in loaded}}
+        by_name = dict(self._by_name)
+        loaded: list[ModelText] = []
+        for model in new:
+            text = await asyncio.to_thread(self._try, model, by_name)
+            if text is not None:
+                by_name[model.name] = text
+                loaded.append(text)
         names = [model.name for model in models]
         self._by_name = {name: by_name[name] for name in names if name in by_name}
         return [text.served for text in loaded]
@@ -250,9 +258,9 @@ class ModelTexts:
     def _may_try(self, model: ServedModel) -> bool:
         return time.monotonic() - self._failed_s.get(model, -math.inf) > RETRY_S
 
-    def _try(self, model: ServedModel) -> ModelText | None:
+    def _try(self, model: ServedModel, known: Mapping[str, ModelText]) -> ModelText | None:
         try:
-            return _load(model)
+            return _text_of(model, known)
         except LoadError as error:
             logger.error("%s is not served: %s", model.name, error)
             self._failed_s[model] = time.monotonic()
@@ -270,7 +278,7 @@ class ModelTexts:
         return found if models is None else {n: text for n, text in found.items() if n in models}
 
     def find(self, name: str | None, models: Collection[str] | None = None) -> ModelText:
-        """Return the model called `name`; None means the only one.
+        """Return the model called `name`; None means the only one, adapters aside.
 
         models: those that the caller may use, None for all; the others seem not to exist. Raises
         ModelNotFound, MissingParameter for None if there are several, NotReady before the models
@@ -279,16 +287,30 @@ class ModelTexts:
         if not self._by_name:
             raise NotReady("the server does not know its models yet", retry_after_s=2)
         offered = self.offered(models)
-        if name is None and len(offered) == 1:
-            return next(iter(offered.values()))
         known = ", ".join(offered)
         if name is None:
+            own = [text for text in offered.values() if not text.served.base] or [*offered.values()]
+            if len(own) == 1:
+                return own[0]
             raise MissingParameter(f"missing required field model; served: {known}", "model")
         text = offered.get(name)
         if text is None:
             message = f"model {clip(name)} is not served here; served: {known}"
             raise ModelNotFound(message, "model")
         return text
+
+
+def _text_of(
+    model: ServedModel, known: Mapping[str, ModelText], pool: RenderPool | None = None
+) -> ModelText:
+    """Return the text of a model; that of an adapter is its base's. Raises LoadError.
+
+    known: by name, those that are there already.
+    """
+    base = known.get(model.base)
+    if base is not None and base.served == replace(model, name=model.base, base=""):
+        return replace(base, served=model)
+    return _load(model, pool)
 
 
 def _load(model: ServedModel, pool: RenderPool | None = None) -> ModelText:

@@ -101,14 +101,17 @@ def _unit_model(stats: ModelStats, rates: TokenRates) -> dict[str, Any]:
 def _model(
     model: ServedModel, units: Sequence[Mapping[str, Any]], figures: RecentFigures
 ) -> dict[str, Any]:
-    mine = [(unit, each) for unit in units for each in unit["models"] if each["name"] == model.name]
+    name = model.unit_model
+    mine = [(unit, each) for unit in units for each in unit["models"] if each["name"] == name]
+    # units count the requests of an adapter as its base's
+    own = [] if model.base else mine
     orders = {each["order"] for _, each in mine if each.get("order")}
     return {
         "name": model.name,
         "state": _state((unit["state"], each.get("weights")) for unit, each in mine),
         "orders": sorted(orders),
         "units": [unit["id"] for unit, _ in mine],
-        **{name: round(sum(each.get(name, 0) for _, each in mine), 3) for name in _SUMS},
+        **{key: round(sum(each.get(key, 0) for _, each in own), 3) for key in _SUMS},
         "expected_wait_s": min((each.get("expected_wait_s", 0.0) for _, each in mine), default=0.0),
         "targets": None if model.slo is None else asdict(model.slo),
         "recent": {"window_s": WINDOW_S, **asdict(figures)},

@@ -62,7 +62,7 @@ def _model_object(model: ServedModel, created: int) -> dict[str, object]:
         "created": created,
         "owned_by": "muxcluster",
         "root": model.name,
-        "parent": None,
+        "parent": model.base or None,
         "max_model_len": model.max_model_len,
         "permission": [],
     }

@@ -104,7 +104,7 @@ def _check_query(request: Request, known: set[str]) -> None:
 
 def _named(backend: Backend, model: str | None) -> str:
     """Return the model's name; the only one's where none is given."""
-    names = [served.name for served in backend.models()]
+    names = [served.name for served in backend.models() if not served.base]
     if model is None and len(names) == 1:
         return names[0]
     if model is None:

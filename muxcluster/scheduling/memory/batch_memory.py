@@ -53,7 +53,7 @@ class BatchMemory:
         """
         model = self._models.get(prefix.model)
         if model is not None and model.spec.prefix_caching:
-            root = chain_root(model.spec, prefix.cache_salt, side_of(ServiceClass.BATCH))
+            root = chain_root(model.spec, prefix, side_of(ServiceClass.BATCH))
             hashes = extend_hashes(root, prefix.tokens, model.block_tokens)
             self._kv.pins.add(prefix.pin_id, prefix.model, hashes)
 

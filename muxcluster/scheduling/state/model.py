@@ -146,6 +146,7 @@ class ModelState:
         self.spec = spec
         self.kv = kv  # its part of the unit's KV cache
         self.name = spec.name
+        self._adapters = frozenset(adapter.name for adapter in spec.adapters)
         self.blocks_per_column = spec.shape.blocks_per_column
         self.block_tokens = kv.block_tokens  # in one block; a column has `blocks_per_column`
         self.running = RunningTable(
@@ -263,6 +264,9 @@ class ModelState:
         pool where no quotas are in force. Prompt and max_tokens must fit into them together, or the
         request could be preempted for ever.
         """
+        if request.adapter and request.adapter not in self._adapters:
+            message = f"no adapter {request.adapter!r} here"
+            return Rejected(request.request_id, "model_not_found", message)
         num_prompt = len(request.prompt_tokens)
         if num_prompt == 0:
             return Rejected(request.request_id, "invalid_value", "the prompt has no tokens")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from muxcluster.core.events import Finished, FinishReason
 from muxcluster.core.hashing import extend_hashes, root_hash
 from muxcluster.core.job import Side
-from muxcluster.core.request import Request, ServiceClass, Slo
+from muxcluster.core.request import PinnedPrefix, Request, ServiceClass, Slo
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.scheduling.state.suspicion import Suspicion
 
@@ -207,7 +207,7 @@ class LiveRequest:
     def _parent(self, spec: ModelSpec) -> bytes:
         if self.hashes:
             return self.hashes[-1]
-        return chain_root(spec, self.request.cache_salt, self.side)
+        return chain_root(spec, self.request, self.side)
 
     def finished(
         self,
@@ -243,12 +243,14 @@ def side_of(service_class: ServiceClass) -> Side:
     return Side.RIGHT if service_class is ServiceClass.BATCH else Side.LEFT
 
 
-def chain_root(spec: ModelSpec, cache_salt: str, side: Side) -> bytes:
+def chain_root(spec: ModelSpec, request: Request | PinnedPrefix, side: Side) -> bytes:
     """Return the hash from which those of a request's blocks are chained; spec: of its model.
 
-    Sides lay tokens out in opposite order, and share prefixes only where no order is asked for.
+    request: or a prefix of such requests. Sides lay tokens out in opposite order, and share
+    prefixes only where no order is asked for. Adapters never share any.
     """
-    return root_hash(spec.name, cache_salt if spec.is_unordered else f"{cache_salt}\0{side}")
+    salt = request.cache_salt if spec.is_unordered else f"{request.cache_salt}\0{side}"
+    return root_hash(spec.name, salt, request.adapter)
 
 
 def _rank(request: Request) -> int:

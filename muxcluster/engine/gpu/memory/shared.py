@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from muxcluster.core.backends import DENSE, ENCODER
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.engine.adapters.weights import ModelAdapters, read_adapters
+from muxcluster.engine.decoders.adapted import check_calls, linear_sizes, with_adapters
 from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu
+from muxcluster.engine.forward.paged_forward import TokenForward
 from muxcluster.engine.gpu.driver import Driver
 from muxcluster.engine.gpu.memory.files import SharedFiles, opened
 from muxcluster.engine.gpu.memory.ipc import DeviceExports, DeviceImports, check_plain_memory
@@ -42,7 +45,7 @@ class OwnedMemory:
         self._files = SharedFiles()
         self._tensors: dict[str, Tensor] = {}
         self._models = {}
-        for each in spec.models:
+        for place, each in enumerate(spec.models):
             model = self._models[each.name] = _paged(each, spec.device)
             if spec.fuses_layers and has_llama_layers(model):
                 merge_products(model, spec.device)  # so that no worker makes a copy of its own
@@ -50,6 +53,7 @@ class OwnedMemory:
                 put_tensors(model, self._files.moved(tensors_in(model)))
             named = tensors_in(model).items()
             self._tensors |= {_weight(each.name, name): tensor for name, tensor in named}
+            self._tensors |= self._adapters(place, each, model)
         self.arena = Arena(spec, self._take)
         self._exports: DeviceExports | None = None
         if self._device.type == "cuda":
@@ -60,6 +64,15 @@ class OwnedMemory:
                 pin(self.arena.host)
             self._exports = DeviceExports(Driver(index=self._device.index or 0))
         self.manifest = manifest_of(self._tensors, self._find)
+
+    def _adapters(self, place: int, spec: ModelSpec, model: nn.Module) -> dict[str, Tensor]:
+        """Load the adapters of the unit's model at `place`. Raises LoadError as `read_adapters`."""
+        if not spec.adapters:
+            return {}
+        found = read_adapters(model, spec, str(self._device)).tensors()
+        if self._device.type == "cpu":
+            found = self._files.moved(found)
+        return {_adapter(place, name): tensor for name, tensor in found.items()}
 
     def _find(self, tensor: Tensor) -> tuple[Region, int]:
         if self._exports is not None and tensor.is_cuda:
@@ -99,13 +112,21 @@ def mapped_memory(spec: UnitSpec, manifest: Manifest) -> UnitMemory:
         assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype), f"{name} is another"
         return tensor
 
-    forwards = {}
-    for each in spec.models:
+    forwards: dict[str, TokenForward] = {}
+    for place, each in enumerate(spec.models):
         model = skeleton(read_config(Path(each.path)), each).eval()
         _like_the_owners(model, each, tensors)
         names = tensors_in(model)
         put_tensors(model, {name: tensors[_weight(each.name, name)] for name in names})
-        forwards[each.name] = forward_on_gpu(model, each, fuses=spec.fuses_layers)
+        sizes = linear_sizes(model)
+        forward = forward_on_gpu(model, each, fuses=spec.fuses_layers)
+        if each.adapters:
+            start = _adapter(place, "")
+            mine = {n[len(start) :]: tensor for n, tensor in tensors.items() if n.startswith(start)}
+            adapted = with_adapters(forward, ModelAdapters.of(each, mine), sizes)
+            check_calls(adapted, each)
+            forward = adapted
+        forwards[each.name] = forward
     return UnitMemory(forwards, Arena(spec, take))
 
 
@@ -130,6 +151,10 @@ def _opener(device: torch.device) -> Callable[[Region], Tensor]:
 
 def _weight(model: str, name: str) -> str:
     return f"weights/{model}/{name}"
+
+
+def _adapter(model: int, name: str) -> str:
+    return f"adapters/{model}/{name}"
 
 
 def _arena(name: str) -> str:

@@ -3,6 +3,8 @@
 A linear divided by output features needs no class: it is a smaller `nn.Linear`.
 """
 
+from copy import copy
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -20,6 +22,12 @@ class SummedLinear(nn.Module):
         part.register_parameter("bias", None)
         self.part = part
         self._group = group
+
+    def with_part(self, part: nn.Module) -> "SummedLinear":
+        """Return the sum of other results, with the same bias and ranks. part: without a bias."""
+        other = copy(self)
+        other._modules = {**self._modules, "part": part}
+        return other
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map [..., in_features / ranks] to [..., out_features], the same on every rank."""

@@ -19,12 +19,7 @@ from muxcluster.engine.sampling.results import Pending, Readback, Ready, result_
 from muxcluster.engine.sampling.sampler import Sampled, sample
 from muxcluster.engine.steps.device.capture_lint import NotCapturable
 from muxcluster.engine.steps.device.captures import Capture, Step
-from muxcluster.engine.steps.device.decode_step import (
-    NUM_BUFFERS,
-    DecodeStep,
-    buffers_of,
-    decode_arrays,
-)
+from muxcluster.engine.steps.device.decode_step import DecodeStep, buffers_of, decode_arrays
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +67,15 @@ class _Kind:
     size: int  # rows
     shares: bool  # True if its attention reads shared prefixes once
     draws: bool  # True: the whole step; else its first part, after which the host's sampler chooses
+    is_adapted: bool = False  # True if its rows may have adapters
 
     def can_run(self, wanted: "_Kind") -> bool:
         """Return whether this step can do the work of `wanted`.
 
         It may have more rows, which fill up, and may read a shared prefix once for each row.
         """
-        is_large = self.size >= wanted.size and self.draws == wanted.draws
+        is_alike = self.draws == wanted.draws and self.is_adapted == wanted.is_adapted
+        is_large = self.size >= wanted.size and is_alike
         return is_large and (wanted.shares or not self.shares)
 
 
@@ -105,7 +102,7 @@ class DecodeGraphs:
         self._words = torch.zeros(inputs + _NEWS_WORDS, dtype=torch.int64, device=device)
         vocab_size = model.sampling.vocab_size
         self._logits = torch.empty((most, vocab_size), dtype=torch.float32, device=device)
-        self._steps: dict[tuple[int, bool], DecodeStep] = {}
+        self._steps: dict[tuple[int, bool, bool], DecodeStep] = {}
         self._recorded: dict[_Kind, Step] = {}
         self._wanted: Counter[_Kind] = Counter()
         self._failed: set[_Kind] = set()
@@ -148,8 +145,9 @@ class DecodeGraphs:
         """
         lengths = starts + 1
         is_drawn = is_plain(self._model.sampling, table_rows, lengths)
-        size = self._size(len(table_rows))
-        kind, run = self._runnable(_Kind(size, fits(prefixes, size), is_drawn))
+        size, adapters = self._size(len(table_rows)), self._model.adapters
+        is_adapted = adapters is not None and adapters.are_in(table_rows)
+        kind, run = self._runnable(_Kind(size, fits(prefixes, size), is_drawn, is_adapted))
         step = self._step_of(kind)
         if not is_drawn:
             self._begin(table_rows, starts, np.full((1, kind.size), 0.5), prefixes)
@@ -175,7 +173,7 @@ class DecodeGraphs:
         inputs = decode_arrays(self._model, table_rows, starts, numbers[0], prefixes)
         more: list[Array] = [numbers[1:], *self._writes.take()]
         if num_words([*inputs, *more]) <= len(self._words):
-            following, *writes = self._upload([*inputs, *more], self._words, NUM_BUFFERS)
+            following, *writes = self._upload([*inputs, *more], self._words, len(inputs))
         else:
             following, *writes = self._upload(more)
             self._upload(inputs, self._words)
@@ -274,10 +272,17 @@ class DecodeGraphs:
         return step.run if kind.draws else step.compute
 
     def _step_of(self, kind: _Kind) -> DecodeStep:
-        key = kind.size, kind.shares
+        key = kind.size, kind.shares, kind.is_adapted
         if key not in self._steps:
-            buffers, logits = buffers_of(self._idle(kind.size)), self._logits[: kind.size]
-            self._steps[key] = DecodeStep(self._model, buffers, logits, shares=kind.shares)
+            has_adapters = self._model.adapters is not None
+            buffers = buffers_of(self._idle(kind.size), has_adapters=has_adapters)
+            self._steps[key] = DecodeStep(
+                self._model,
+                buffers,
+                self._logits[: kind.size],
+                shares=kind.shares,
+                is_adapted=kind.is_adapted,
+            )
         return self._steps[key]
 
     def _idle(self, size: int) -> list[Tensor]:

@@ -34,10 +34,9 @@ class DecodeBuffers:
     # group_offsets, prefix_lengths: int64, as of `prefix_rows.fixed_groups`
     group_offsets: Tensor
     prefix_lengths: Tensor
+    # tokens, tiles: of rows with adapters, as `RowAdapters.arrays`; None: the model has none
+    adapters: tuple[Tensor, Tensor] | None
     drawing: Sequence[Tensor]  # as of `plain.draw`
-
-
-NUM_BUFFERS = 12
 
 
 def decode_arrays(
@@ -62,16 +61,28 @@ def decode_arrays(
         filled(wide * width + starts, num_rows, (num_table_rows - 1) * width),
         filled(np.ones_like(wide), num_rows, 0),
         *fixed_groups(prefixes, num_rows),
+        *(model.adapters.arrays(table_rows, num_rows) if model.adapters else ()),
         *limits(model.sampling, table_rows, num_rows),
         uniform,
     ]
 
 
-def buffers_of(tensors: Sequence[Tensor]) -> DecodeBuffers:
-    """Return the buffers that `decode_arrays` were copied to."""
+def buffers_of(tensors: Sequence[Tensor], *, has_adapters: bool = False) -> DecodeBuffers:
+    """Return the buffers that `decode_arrays` were copied to. has_adapters: their model has."""
     outcome, table_rows, positions, places, advances, group_offsets, prefix_lengths = tensors[:7]
+    adapters, drawing = None, tensors[7:]
+    if has_adapters:
+        adapters, drawing = (tensors[7], tensors[8]), tensors[9:]
     return DecodeBuffers(
-        outcome, table_rows, positions, places, advances, group_offsets, prefix_lengths, tensors[7:]
+        outcome,
+        table_rows,
+        positions,
+        places,
+        advances,
+        group_offsets,
+        prefix_lengths,
+        adapters,
+        drawing,
     )
 
 
@@ -82,9 +93,20 @@ class DecodeStep:
     """
 
     def __init__(
-        self, model: LoadedModel, buffers: DecodeBuffers, logits: Tensor, *, shares: bool = False
+        self,
+        model: LoadedModel,
+        buffers: DecodeBuffers,
+        logits: Tensor,
+        *,
+        shares: bool = False,
+        is_adapted: bool = False,
     ) -> None:
-        """shares: its attention reads the prefixes of the buffers' groups once."""
+        """shares: its attention reads the prefixes of the buffers' groups once. is_adapted: rows
+        may have adapters."""
+        self._forward = model.forward
+        if is_adapted:
+            assert model.adapters is not None and buffers.adapters is not None
+            self._forward = model.adapters.step_forward(*buffers.adapters)
         self.buffers = buffers
         self.logits = logits
         self._groups = GroupOffsets(buffers.group_offsets, buffers.prefix_lengths)
@@ -117,7 +139,7 @@ class DecodeStep:
         )
         attention = PagedAttention(model.pool, model.arena, batch)
         positions = own.positions.clamp(min=0)  # models look them up
-        model.forward.logits(tokens, positions, attention, None, out=self.logits)
+        self._forward.logits(tokens, positions, attention, None, out=self.logits)
 
     def go_on(self) -> None:
         """Write the outcome's tokens to the history behind the rows, and move on to them."""

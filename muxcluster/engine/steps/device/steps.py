@@ -11,6 +11,7 @@ from muxcluster.core.job import Admission, Rows, TableDelta
 from muxcluster.engine.forward.batch import HostBatch, TokenBatch, host_batch
 from muxcluster.engine.forward.loaded_model import LoadedModel, Numbers
 from muxcluster.engine.forward.paged_attention import PagedAttention
+from muxcluster.engine.forward.paged_forward import TokenForward
 from muxcluster.engine.memory.pending_writes import PendingWrites
 from muxcluster.engine.memory.upload import Array, PackedUpload
 from muxcluster.engine.sampling.plain import draw, is_plain, limits, random_numbers
@@ -63,7 +64,8 @@ class DeviceSteps:
         for step in steps:
             batch, arrays = step.batch(), self._without_sequence()
             inputs = _inputs(batch, self._upload([*batch.arrays, *arrays]))
-            logits = self._logits(inputs, inputs.batch.positions.clamp(min=0))
+            positions = inputs.batch.positions.clamp(min=0)
+            logits = self._logits(inputs, positions, self._model.forward)
             self._draw(logits, inputs)
 
     def launch(self, rows: Rows, num_steps: int, *, is_recorded: bool = True) -> Pending:
@@ -112,7 +114,7 @@ class DeviceSteps:
         wanted = np.concatenate((batch.ends[sampling], asked.tokens))
         inputs = self._begin(batch, wanted, table_rows, lengths)
         pending = model.constrained.begin(table_rows, lengths)
-        logits = self._logits(inputs, inputs.batch.positions)
+        logits = self._logits(inputs, inputs.batch.positions, self._forward_of(rows))
         own, history = logits[: len(table_rows)], model.arena.history
         prompt_logprobs = asked.logprobs(logits[len(table_rows) :], history) if asked.rows else {}
         if is_plain(model.sampling, table_rows, lengths):
@@ -160,7 +162,13 @@ class DeviceSteps:
         draw(logits, inputs.drawing, None, inputs.outcome)
         history.view(-1)[inputs.places] = inputs.outcome[1:].to(history.dtype)
 
-    def _logits(self, inputs: _Inputs, positions: Tensor) -> Tensor:
+    def _forward_of(self, rows: Rows) -> TokenForward:
+        model = self._model
+        if model.adapters is None:
+            return model.forward
+        return model.adapters.forward_of(rows.table_rows, rows.counts, model.pool.device)
+
+    def _logits(self, inputs: _Inputs, positions: Tensor, forward: TokenForward) -> Tensor:
         """Return fp32 [wanted, vocab]; one row too many if none is wanted.
 
         positions: int64 [tokens], the batch's, as the model looks them up.
@@ -168,7 +176,7 @@ class DeviceSteps:
         model, batch = self._model, inputs.batch
         tokens = model.arena.history[batch.token_rows, batch.positions].long()
         attention = PagedAttention(model.pool, model.arena, batch)
-        return model.forward.logits(tokens, positions, attention, inputs.wanted)
+        return forward.logits(tokens, positions, attention, inputs.wanted)
 
 
 def _inputs(batch: HostBatch, tensors: Sequence[Tensor]) -> _Inputs:

@@ -1,0 +1,116 @@
+"""A model with adapters: its forward for tokens without one, and for tokens of several."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from muxcluster.engine.adapters.tokens import (
+    NO_ADAPTER,
+    AdapterTokens,
+    CurrentTokens,
+    by_adapter,
+)
+from muxcluster.engine.forward.attention import LayerAttention
+from muxcluster.engine.forward.paged_forward import TokenForward
+from muxcluster.engine.memory.upload import Array
+from muxcluster.engine.sampling.plain import filled
+from muxcluster.kernels.low_rank_update import TILE_TOKENS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdaptedForward:
+    """A `TokenForward` of the model itself, and of its adapters."""
+
+    plain: TokenForward
+    adapted: TokenForward  # the same, on linears that look at `current`
+    current: CurrentTokens
+    names: tuple[str, ...]  # of the adapters
+
+    @property
+    def has_windows(self) -> bool:
+        return self.plain.has_windows
+
+    def logits(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: LayerAttention,
+        wanted: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        return self.plain.logits(tokens, positions, attention, wanted, out)
+
+    def of(self, tokens: AdapterTokens) -> TokenForward:
+        """Return the forward of a batch of these tokens."""
+        return _ForwardOf(self, tokens) if len(tokens.tokens) else self.plain
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ForwardOf:
+    """The forward of one batch."""
+
+    model: AdaptedForward
+    batch: AdapterTokens
+
+    @property
+    def has_windows(self) -> bool:
+        return self.model.has_windows
+
+    def logits(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: LayerAttention,
+        wanted: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        current = self.model.current
+        current.tokens = self.batch
+        try:
+            return self.model.adapted.logits(tokens, positions, attention, wanted, out)
+        finally:
+            current.tokens = None
+
+
+class RowAdapters:
+    """Which adapter the sequence in each row of a model's tables has."""
+
+    def __init__(self, forward: AdaptedForward, num_rows: int) -> None:
+        self._forward = forward
+        self._places = {name: place for place, name in enumerate(forward.names)}
+        self._of_row = np.full(num_rows, NO_ADAPTER, dtype=np.int32)
+
+    def admit(self, row: int, adapter: str) -> None:
+        """Note a row's adapter, "" for none. Raises KeyError for one that the model has not."""
+        self._of_row[row] = self._places[adapter] if adapter else NO_ADAPTER
+
+    def are_in(self, table_rows: NDArray[np.int32]) -> bool:
+        """Return whether some of the rows have an adapter."""
+        return bool((self._of_row[table_rows] != NO_ADAPTER).any())
+
+    def arrays(self, table_rows: NDArray[np.int32], num_rows: int) -> list[Array]:
+        """Return the arrays for `step_forward` of `num_rows` rows of one token each.
+
+        Rows beyond `table_rows` have no adapter.
+        """
+        adapters = filled(self._of_row[table_rows], num_rows, NO_ADAPTER)
+        tokens, tiles = by_adapter(adapters, TILE_TOKENS)
+        all_tiles = np.zeros((num_rows, 3), dtype=np.int32)
+        all_tiles[: len(tiles)] = tiles
+        return [filled(tokens, num_rows, 0), all_tiles]
+
+    def step_forward(self, tokens: Tensor, tiles: Tensor) -> TokenForward:
+        """Return the forward of a step that reads `arrays` from these buffers when it runs."""
+        return self._forward.of(AdapterTokens(tokens, tiles, len(tokens)))
+
+    def forward_of(
+        self, table_rows: NDArray[np.int32], counts: NDArray[np.int32], device: torch.device
+    ) -> TokenForward:
+        """Return the forward of rows that process `counts` tokens each, one after the other."""
+        if not self.are_in(table_rows):
+            return self._forward.plain
+        adapters = np.repeat(self._of_row[table_rows], counts)
+        return self._forward.of(AdapterTokens.of(adapters, device))
