@@ -16,6 +16,7 @@ from muxcluster.engine.sampling import plain
 from muxcluster.engine.steps.device.capture_lint import NotCapturable
 from muxcluster.engine.steps.device.captures import Step
 from muxcluster.kernels.kv_write import kv_write
+from muxcluster.kernels.latent_attention import latent_attention
 from muxcluster.kernels.paged_decode import paged_decode
 from muxcluster.kernels.prefix_attention import prefix_attention
 from muxcluster.kernels.sample import sample
@@ -85,6 +86,7 @@ class TapeCapture:
         self._here = threading.local()
         for module, kernel in (
             (attention_paged, kv_write),
+            (attention_paged, latent_attention),
             (attention_paged, paged_decode),
             (attention_paged, prefix_attention),
             (plain, sample),

@@ -37,6 +37,11 @@ CHANGES = {
     "cohere": {},
     "glm4": {},
     "glm4_moe": {"head_dim": 128, "first_k_dense_replace": 2},
+    "deepseek_v2": {"num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "deepseek_v3": {"q_lora_rank": None},
+    "glm4_moe_lite": {},
+    "minicpm3": {},
+    "youtu": {},
     "gpt_oss": {},
     "llama4_text": {"interleave_moe_layer_step": 2},
 }

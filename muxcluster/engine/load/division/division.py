@@ -20,6 +20,7 @@ from typing import Any
 from torch import nn
 
 from muxcluster.core.errors import LoadError
+from muxcluster.engine.forward.latents import Expansion
 from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.engine.load.division.heads import RankHeads
 from muxcluster.engine.load.division.layers import (
@@ -161,7 +162,8 @@ def _linear_part(
     name: str, module: Foreign, style: str, heads: RankHeads, group: RankGroup
 ) -> Part:
     """Return the part of a linear's weight that this rank has."""
-    if style not in (BY_OUTPUT, BY_INPUT, PACKED, QKV) or type(module) is not nn.Linear:
+    is_linear = type(module) in (nn.Linear, Expansion)
+    if style not in (BY_OUTPUT, BY_INPUT, PACKED, QKV) or not is_linear:
         raise _unknown(name, module, style)
     axis = 1 if style == BY_INPUT else 0
     length = module.weight.shape[axis]

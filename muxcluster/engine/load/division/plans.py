@@ -13,9 +13,13 @@ PACKED = "packed_colwise"  # two matrices in one, each divided by output
 QKV = "colwise_qkv"  # ours: queries, keys and values in one matrix, each divided by heads
 EXPERTS = "moe_tp_experts"  # a module whose results the ranks add
 
-# Styles that we need not carry out: whole weights, and vocabularies, which are always divided.
+# Styles that we need not carry out: whole weights (of latents, too), and vocabularies, which are
+# always divided.
 IGNORED = frozenset(
-    {"replicate", "replicated", "replicated_with_grad_allreduce", "embedding_rowwise"}
+    {
+        *("replicate", "replicated", "replicated_with_grad_allreduce", "embedding_rowwise"),
+        "mla_kv_a_proj",
+    }
 )
 
 Plan = Mapping[str, str]
@@ -28,18 +32,27 @@ def _layers(prefix: str, by_output: tuple[str, ...], by_input: tuple[str, ...]) 
 
 _HEADS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GATED = ("gate_proj", "up_proj")
+# All heads read the same latents, which every rank makes whole.
+_LATENT = _layers("layers.*.self_attn", ("q_proj", "q_b_proj", "kv_b_proj"), ("o_proj",))
 # The library gathers what merged matrices make, as its chunks of rows would mix them.
 _MERGED_MLP = {"layers.*.mlp.gate_up_proj": PACKED, "layers.*.mlp.down_proj": BY_INPUT}
 
 # By model type; entries are added to the library's, or take their place.
 OWN_PLANS: Mapping[str, Plan] = MappingProxyType(
     {
+        "deepseek_v2": _LATENT,
+        "deepseek_v3": _LATENT,
         "glm": _MERGED_MLP,
         "glm4": _MERGED_MLP,
+        "glm4_moe_lite": {
+            **_LATENT,
+            **_layers("layers.*.mlp.shared_experts", _GATED, ("down_proj",)),
+        },
         "hunyuan_v1_dense": {
             **_layers("layers.*", _HEADS, ("self_attn.o_proj",)),
             **_layers("layers.*.mlp", _GATED, ("down_proj",)),
         },
+        "minicpm3": _LATENT,
         "opt": _layers("decoder.layers.*", (*_HEADS, "fc1"), ("self_attn.out_proj", "fc2")),
         "phi3": {
             "layers.*.self_attn.qkv_proj": QKV,
@@ -48,6 +61,7 @@ OWN_PLANS: Mapping[str, Plan] = MappingProxyType(
         },
         "qwen2_moe": _layers("layers.*.mlp.shared_expert", _GATED, ("down_proj",)),
         "solar_open": _layers("layers.*.mlp.shared_experts", _GATED, ("down_proj",)),
+        "youtu": _LATENT,
     }
 )
 
