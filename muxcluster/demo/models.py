@@ -131,6 +131,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "hidden_size": 128,
             "intermediate_size": 160,
             "num_hidden_layers": 3,
+            "num_key_value_heads": None,
             "moe_intermediate_size": 96,
             "n_routed_experts": 8,
             "n_shared_experts": 1,

@@ -113,6 +113,8 @@ class _CannotDivide(Exception):
 def _divide(model: Foreign, group: RankGroup) -> Division:
     config = model.config.get_text_config()
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if getattr(config, "kv_lora_rank", None):
+        kv_heads = config.num_attention_heads  # latents have none: every head reads them
     heads = RankHeads(config.num_attention_heads, kv_heads, group.rank, group.size)
     if heads.num_heads % group.size:
         raise _CannotDivide(f"{heads.num_heads} heads cannot be divided among them")
