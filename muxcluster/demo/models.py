@@ -212,7 +212,7 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
     stored = model.state_dict(keep_vars=True)
     for name, buffer in model.named_buffers():
         if name in stored and buffer.is_floating_point():
-            buffer.copy_(WEIGHT_STD * torch.randn(buffer.shape, generator=generator))
+            buffer.copy_(2 * WEIGHT_STD * torch.randn(buffer.shape, generator=generator))
 
 
 def _save_quietly(model: Any, directory: Path) -> None:

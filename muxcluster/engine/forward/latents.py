@@ -70,7 +70,8 @@ def attend_absorbed(module: Foreign, query: Tensor, latents: Tensor, attend: Att
     ones behind them. latents: [1, 1, tokens, width].
     """
     key_weight, value_weight = _weights(module, query.shape[1])
-    plain, rotary = query[0].split((module.qk_nope_head_dim, module.qk_rope_head_dim), dim=-1)
+    sizes = [module.qk_nope_head_dim, module.qk_rope_head_dim]
+    plain, rotary = torch.split(query[0], sizes, dim=-1)
     in_latents = torch.bmm(plain, key_weight)
     absorbed = torch.cat((in_latents, rotary), dim=-1).transpose(0, 1)
     attended = attend(absorbed, latents[0, 0])
@@ -95,8 +96,8 @@ def _weights(module: Foreign, num_heads: int) -> tuple[Tensor, Tensor]:
     """Return the heads' matrices that make keys, and values, of latents: views
     [heads, elements, elements of a latent]."""
     weight: Tensor = module.kv_b_proj.weight
-    sizes = (module.qk_nope_head_dim, module.v_head_dim)
-    keys, values = weight.view(num_heads, sum(sizes), -1).split(sizes, dim=1)
+    sizes = [module.qk_nope_head_dim, module.v_head_dim]
+    keys, values = torch.split(weight.view(num_heads, sum(sizes), -1), sizes, dim=1)
     return keys, values
 
 
