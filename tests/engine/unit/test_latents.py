@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ def test_preempted_killed_and_with_cached_prefixes(
     tiny: ModelBuilder, oracles: Mapping[str, GreedyOracle]
 ) -> None:
     spec = spec_of([tiny(family) for family in MODELS], num_columns=40)
+    spec = replace(spec, scheduler=replace(spec.scheduler, pipeline_depth=2))
     asked = {
         name: prompt
         for model in MODELS
