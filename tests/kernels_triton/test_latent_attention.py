@@ -52,6 +52,8 @@ def test_more_rows_than_are_looked_at_together():
 
 
 def test_tiles_are_as_large_as_the_rows_need():
-    assert choose_latent_tiling(3, torch.bfloat16, 9).members == 16
-    assert choose_latent_tiling(4096, torch.bfloat16, 9).members == 64
-    assert choose_latent_tiling(4096, torch.bfloat16, 8).members == 32
+    tiling = partial(choose_latent_tiling, dtype=torch.bfloat16)
+    assert tiling(3, major=9, is_decode=True).members == 16
+    assert tiling(4096, major=9, is_decode=False).members == 64
+    assert tiling(4096, major=8, is_decode=False).members == 32
+    assert tiling(128, major=10, is_decode=True).members == 32

@@ -147,7 +147,6 @@ SPECIMENS: tuple[Specimen, ...] = (
     _specimen("bf16", 80, 32),
     _specimen("bf16", 96, 32),
     _specimen("bf16", 256, 1),
-    _specimen("bf16", 32, 9),
     _specimen("fp32", 128, 8),
     _specimen("bf16", 128, 8, 32, HOPPER),
     _specimen("bf16", 128, 8, 64, HOPPER),

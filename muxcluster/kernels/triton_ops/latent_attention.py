@@ -35,7 +35,7 @@ from muxcluster.kernels.triton_ops.parts.tiles import (
     score_factors,
 )
 from muxcluster.kernels.triton_ops.specimens.attention import attention_specimen, pool_block
-from muxcluster.kernels.triton_ops.specimens.specimen import Specimen
+from muxcluster.kernels.triton_ops.specimens.specimen import ALL, Specimen
 
 
 class Latents(NamedTuple):
@@ -262,7 +262,8 @@ def latent_attention(
         return output
     if tiling is None:
         members = heads if is_decode else triton.cdiv(tokens, rows) * heads
-        tiling = choose_latent_tiling(members, query.dtype, capability(query.device))
+        major = capability(query.device)
+        tiling = choose_latent_tiling(members, query.dtype, major, is_decode=is_decode)
     parts = triton.cdiv(heads, tiling.members)
     if num_splits is None:
         num_splits = choose_splits(rows, parts, max_tokens, query.device) if is_decode else 1
@@ -320,14 +321,18 @@ def tile_constants(
     }
 
 
-def choose_latent_tiling(members: int, dtype: torch.dtype, major: int) -> Tiling:
+def choose_latent_tiling(
+    members: int, dtype: torch.dtype, major: int, *, is_decode: bool
+) -> Tiling:
     """Return tiles for rows of so many queries times heads, each result some 512 elements long.
 
     major: compute capability.
     """
     if dtype.itemsize > 2:
         return Tiling(16, 16, 4, 1)
-    block = max(16, min(32 if major < 9 else 64, triton.next_power_of_2(members)))
+    # where 64 take more registers than there are, in a context in splits
+    is_small = major < 9 or (is_decode and major > 9)
+    block = max(16, min(32 if is_small else 64, triton.next_power_of_2(members)))
     return Tiling(block, 32, 4 if block == 16 else 8, 1)
 
 
@@ -344,8 +349,9 @@ def _specimens(
     """Kernels of models of these sizes. head_dim: of the KV heads that hold a latent."""
     exact = torch.float32 if dtype == "fp32" else torch.bfloat16
     half, block_tokens = pool_block(16, head_dim)
-    for major, numbers in ((8, (80,)), (9, (90, 100))):
-        tiling = choose_latent_tiling(heads if is_decode else 4096, exact, major)
+    for number in ALL:
+        members = heads if is_decode else 4096
+        tiling = choose_latent_tiling(members, exact, number // 10, is_decode=is_decode)
         constants = tile_constants(heads, width, value_width, tiling, SPLIT_TOKENS) | {
             "HEAD_DIM": head_dim,
             "HALF": half,
@@ -362,30 +368,28 @@ def _specimens(
         }
         kind = f"{'decode' if is_decode else 'prefill'}{' split' * is_split}"
         yield attention_specimen(
-            f"latent_attention sm_{major}x {kind} {dtype} w{width} h{heads} m{tiling.members}",
+            f"latent_attention sm_{number} {kind} {dtype} w{width} h{heads} m{tiling.members}",
             latent_kernel,
             types,
             constants,
             {"query_token_stride", "query_head_stride"},
-            numbers,
+            (number,),
             num_warps=tiling.num_warps,
             num_stages=pipeline_stages(block_tokens, tiling.keys, tiling.tiles_in_flight),
         )
         if is_split:
             shape = span_constants(value_width, tiling.keys, SPLIT_TOKENS, block_tokens, False)
             types = {"output": element, "partial": "*fp32", "sums": "*fp32"}
-            name = f"latent_attention sm_{major}x merge {dtype} v{value_width}"
-            yield attention_specimen(name, merge_kernel, types, shape, set(), numbers)
+            name = f"latent_attention sm_{number} merge {dtype} v{value_width}"
+            yield attention_specimen(name, merge_kernel, types, shape, set(), (number,))
 
 
 SPECIMENS: tuple[Specimen, ...] = tuple(
     chain(
         _specimens("bf16", 128),
-        _specimens("bf16", 16),
         _specimens("fp32", 16),
         _specimens("bf16", 128, is_decode=True, is_split=True),
         _specimens("bf16", 16, is_decode=True),
         _specimens("bf16", 128, is_decode=True),
-        _specimens("fp32", 16, is_decode=True),
     )
 )

@@ -13,7 +13,7 @@ DIVIDED = frozenset(
         *("iquestcoder", "jais2", "llama", "mellum", "ministral", "ministral3", "mistral"),
         *("mixtral", "nanochat", "olmo", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"),
         *("qwen3_moe", "seed_oss", "smollm3", "solar_open", "starcoder2", "vaultgemma"),
-        *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"),
+        *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3"),
     }
 )
 

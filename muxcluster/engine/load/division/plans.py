@@ -61,7 +61,6 @@ OWN_PLANS: Mapping[str, Plan] = MappingProxyType(
         },
         "qwen2_moe": _layers("layers.*.mlp.shared_expert", _GATED, ("down_proj",)),
         "solar_open": _layers("layers.*.mlp.shared_experts", _GATED, ("down_proj",)),
-        "youtu": _LATENT,
     }
 )
 
