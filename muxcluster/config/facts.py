@@ -104,6 +104,8 @@ def with_kv_dtype(facts: ModelFacts, kv_dtype: KvDtype) -> ModelFacts:
             else "a model with states"
         )
         raise ShapeError(f"{reason}, keeps keys and values in the model's dtype alone")
+    if kv_dtype != "auto" and shape.latent is not None:
+        raise ShapeError("latent attention keeps latents in the model's dtype alone")
     if kv_dtype == "int8" and shape.head_dim % 4:
         raise ShapeError(f"int8 needs a head_dim that is a multiple of 4, not {shape.head_dim}")
     return replace(facts, shape=replace(shape, kv_dtype=kv_dtype))
@@ -116,6 +118,8 @@ def check_quantised(shape: ModelShape, *, is_dense: bool) -> None:
     is_whole = shape.weights is not None and not shape.weights.of_experts
     if is_whole and shape.num_experts > 1:
         raise ShapeError("quantised weights of a mixture of experts cannot be served")
+    if shape.weights is not None and shape.latent is not None:
+        raise ShapeError("quantised weights of latent attention cannot be served")
     if shape.weights is not None and shape.num_state_layers:
         raise ShapeError("quantised weights of a model with states cannot be served")
 

@@ -111,6 +111,48 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "attn_logit_softcapping": 5.0,
             "final_logit_softcapping": 8.0,
         },
+        # One piece of a latent in each of three KV heads; experts in all layers but the first.
+        "deepseek_v2": {
+            "hidden_size": 128,
+            "intermediate_size": 160,
+            "moe_intermediate_size": 96,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": None,
+            "kv_lora_rank": 64,
+            "qk_nope_head_dim": 32,
+            "qk_rope_head_dim": 32,
+            "v_head_dim": 48,
+        },
+        # A whole latent in one KV head.
+        "deepseek_v3": {
+            "hidden_size": 128,
+            "intermediate_size": 160,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": None,
+            "moe_intermediate_size": 96,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 80,
+            "kv_lora_rank": 96,
+            "qk_nope_head_dim": 48,
+            "qk_rope_head_dim": 32,
+            "v_head_dim": 40,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 512,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.8,
+            },
+        },
         "gpt_neox": {"hidden_size": 128, "intermediate_size": 256},
         "gpt_oss": {
             "hidden_size": 128,
@@ -177,7 +219,7 @@ def build_model(directory: Path, family: str, *, seed: int = 0, **overrides: Any
 
 @torch.no_grad()
 def _randomise(model: torch.nn.Module, seed: int) -> None:
-    """Fill every parameter, biases and norms too: a default weight would not be tested."""
+    """Fill every parameter and stored buffer, biases too: a default would not be tested."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -187,6 +229,10 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
             parameter.copy_(2 + noise)  # such that they take a large part of the attention
         else:
             parameter.copy_(WEIGHT_STD * noise)
+    stored = model.state_dict(keep_vars=True)
+    for name, buffer in model.named_buffers():
+        if name in stored and buffer.is_floating_point():
+            buffer.copy_(2 * WEIGHT_STD * torch.randn(buffer.shape, generator=generator))
 
 
 def _save_quietly(model: Any, directory: Path) -> None:

@@ -79,13 +79,16 @@ def weight_bytes(demand: Demand, tp: int = 1) -> int:
 
 
 def activation_bytes(demand: Demand, limits: Limits, tp: int = 1) -> int:
-    """Hidden states, MLP inner states and logits of the largest job, on all GPUs of a mesh.
+    """Hidden states, MLP inner states and logits of the largest job, on all GPUs of a mesh; of
+    latent attention its queries, too.
 
     Every GPU has hidden states and logits whole, and the inner states of its part of the MLP.
     """
     shape, part = demand.shape, part_of(demand.shape, tp)
     inner = part.intermediate_size * part.experts_per_token + part.shared_intermediate_size
     per_token = 6 * shape.hidden_size + 3 * inner
+    if part.latent is not None:
+        per_token += part.latent.num_activations(part.num_heads)
     logits = 2 * 4 * _LOGITS_ROWS * shape.vocab_size
     return tp * (limits.token_budget * per_token * demand.itemsize + logits)
 

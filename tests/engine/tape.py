@@ -17,6 +17,7 @@ from muxcluster.engine.sampling import plain
 from muxcluster.engine.steps.device.capture_lint import NotCapturable
 from muxcluster.engine.steps.device.captures import Step
 from muxcluster.kernels.kv_write import kv_write
+from muxcluster.kernels.latent_attention import latent_attention
 from muxcluster.kernels.low_rank_update import low_rank_update
 from muxcluster.kernels.paged_decode import paged_decode
 from muxcluster.kernels.prefix_attention import prefix_attention
@@ -87,6 +88,7 @@ class TapeCapture:
         self._here = threading.local()
         for module, kernel in (
             (attention_paged, kv_write),
+            (attention_paged, latent_attention),
             (attention_paged, paged_decode),
             (attention_paged, prefix_attention),
             (adapters_linear, low_rank_update),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from muxcluster.core.job import Side
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.decoders import kernel_decoder
 from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu
@@ -23,13 +24,17 @@ from muxcluster.engine.steps.runner import UnitMemory, UnitRunner
 from muxcluster.kernels.on_gpu import triton_kernel
 from tests.engine.conftest import ModelBuilder, tiny
 from tests.engine.driver import Driver, ragged, unit_of
+from tests.engine.latents import needs_latents
 from tests.engine.stepping import SteppedUnit
 from tests.engine.unit.test_prefix_shared import groups, serve, spec
 from tests.oracles import GreedyOracle
 
 __all__ = ["tiny"]
 
-ATTENTION = ("kv_write", "paged_decode", "paged_prefill", "prefix_attention")
+ATTENTION = (
+    *("kv_write", "paged_decode", "paged_prefill", "prefix_attention"),
+    "latent_attention",
+)
 LAYERS = ("add_rms_norm", "rotary", "silu_mul")
 
 
@@ -99,3 +104,17 @@ def test_rows_that_share_a_prefix(tiny: ModelBuilder, calls: Counter[str], fuses
     assert serve(unit, groups("llama", 4), GreedyOracle(directory)) > 0
     assert calls["prefix_attention"] > 0
     assert calls["paged_prefill"] > 0
+
+
+@needs_latents
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_latents(tiny: ModelBuilder, calls: Counter[str], family: str) -> None:
+    directory = tiny(family)
+    unit = unit_of(directory, max_seqs=4)
+    driver = Driver(runner_of(unit, fuses=False), unit.models[0], iter(range(unit.num_blocks)))
+    prompts = [prompt[:40] for prompt in ragged(driver.spec.vocab_size, 4)]
+    oracle = GreedyOracle(directory)
+    for sequence in driver.run(prompts, 5, chunk=17, side=Side.RIGHT):
+        oracle.check(sequence.tokens[: sequence.num_prompt], sequence.output)
+    assert oracle.num_near_ties <= 1
+    assert set(calls) == {"kv_write", "latent_attention", "sample"}

@@ -35,7 +35,12 @@ _REFUSALS = (
     ),
     ("`partition: mps` with a dense model", "`green` or `none`"),
     ("`partition: mps` over several GPUs", "`auto`, `green` or `none`"),
-    ("Nemotron-H, Zamba, RWKV, RecurrentGemma, LFM2, latent attention", "not yet"),
+    ("Nemotron-H, Zamba, RWKV, RecurrentGemma, LFM2", "not yet"),
+    (
+        "latent attention: of types other than `deepseek_v2`, `deepseek_v3`, `glm4_moe_lite`, "
+        "`kimi_k2`, `minicpm3` and `youtu`; with quantised weights, or with `kv_dtype`",
+        "a checkpoint in 16 bits",
+    ),
     (
         "weights by bitsandbytes, of quantised experts but gpt-oss in MXFP4; GGUF files",
         "the same model in 16 bits, or in [another method](../guides/quantised.md), as safetensors",
@@ -83,6 +88,21 @@ EVIDENCE = (
         "tests/engine/unit/test_gpt_oss.py::test_preempted_killed_and_with_cached_prefixes",
         "FAMILIES", 1, "paged", "threads", "CPU",
         "greedy output with attention sinks, preempted and killed, beside another model",
+    ),
+    Evidence(
+        "tests/engine/unit/test_latents.py::test_preempted_killed_and_with_cached_prefixes",
+        "FAMILIES", 1, "paged", "threads", "CPU",
+        "latents in the pool, with preemption, prefix hits and killed processes",
+    ),
+    Evidence(
+        "tests/engine/forward/test_latents.py::test_ragged_chunked_mixed_batches",
+        "FAMILIES", 1, "paged", "none", "CPU",
+        "latents in the pool, of prompts in chunks beside decodes",
+    ),
+    Evidence(
+        "tests/engine/unit/test_latents.py::test_divided_over_ranks",
+        "FAMILIES", 2, "paged", "none", "CPU (gloo)",
+        "latents in the pool of each of two ranks",
     ),
     Evidence(
         "tests/engine/dense/test_equality.py::test_thirty_queries_come_and_go",

@@ -5,10 +5,13 @@ the attention's name.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
+
+from muxcluster.engine.forward.latents import attend_absorbed, value_width
 
 # The `attn_implementation` of our models. No mask function is registered under it, so transformers
 # builds no mask: causality and sliding windows are the kernels' own.
@@ -24,6 +27,8 @@ class LayerCall:
     sliding_window: int | None  # the last so many keys are seen, None means all
     soft_cap: float | None  # as in `paged_decode`
     extras: frozenset[str] = frozenset()  # further arguments of the layer that are not None
+    # how many of a latent's elements, the first ones, are its value; None: no latents are kept
+    value_width: int | None = None
     # [heads], a logit of each query head that joins the denominator of its softmax; None: none.
     # Equal calls may have other ones.
     sinks: Tensor | None = field(default=None, compare=False)
@@ -36,6 +41,13 @@ class LayerAttention(Protocol):
         """Return attention [tokens, heads, head_dim].
 
         query: [tokens, heads, head_dim]; key, value: [tokens, kv_heads, head_dim].
+        """
+        ...
+
+    def attend_latent(self, query: Tensor, latent: Tensor, call: LayerCall) -> Tensor:
+        """Return attention [tokens, heads, call.value_width] of a layer that keeps latents.
+
+        query: [tokens, heads, width]; latent: [tokens, width], contiguous.
         """
         ...
 
@@ -66,7 +78,10 @@ def _attention(
             for name, option in (("attention_mask", attention_mask), *options.items())
             if option is not None
         ),
+        value_width=value_width(module),
     )
+    if call.value_width is not None:
+        return attend_absorbed(module, query, key, partial(batch.attend_latent, call=call)), None
     output = batch.attend(_by_token(query), _by_token(key), _by_token(value), call)
     return output.unsqueeze(0), None
 

@@ -5,14 +5,16 @@ from torch import Tensor
 
 from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.forward.batch import ManyRows, TokenBatch
-from muxcluster.engine.forward.paged_attention import attend_many, by_kind, picked
+from muxcluster.engine.forward.paged_attention import attend_latents, attend_many, by_kind, picked
 from muxcluster.engine.memory.arena import ModelArena
 from muxcluster.kernels.cpu.decode_direct import DirectPlan
 from muxcluster.kernels.cpu.decode_plan import DecodePlan
 from muxcluster.kernels.cpu.decode_plans import decode_plan
+from muxcluster.kernels.cpu.latent_rows import LatentPlan
 from muxcluster.kernels.cpu.prefix_plan import PrefixPlan
 from muxcluster.kernels.cpu.sinks import attend_with_sinks
 from muxcluster.kernels.kv_write import WritePlan, write_plan
+from muxcluster.kernels.latent_attention import latent_halves
 from muxcluster.kernels.layout import half_rows
 from muxcluster.kernels.native.attention import NativeDecode, NativeWrite, suits
 from muxcluster.kernels.native.step import DecodeRows
@@ -31,6 +33,7 @@ class PlannedAttention:
         self._halves: Tensor | None = None
         self._write: WritePlan | NativeWrite | None = None
         self._decodes: dict[int | None, NativeDecode | DirectPlan | DecodePlan | PrefixPlan] = {}
+        self._latents: LatentPlan | None = None
 
     def decode_rows(self, dtype: torch.dtype, head_dim: int) -> DecodeRows | None:
         """Return the batch for a step in one call of the C++ kernels, None: it has other rows.
@@ -55,6 +58,52 @@ class PlannedAttention:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
         """Write the new keys and values into the pool, then attend over it."""
+        halves = self._written(key, value, call)
+        return by_kind(
+            query,
+            self._batch,
+            single=lambda tokens: self._single(picked(query, tokens), halves, call),
+            many=lambda tokens: self._many(picked(query, tokens), self._batch.many, call),
+            fresh=lambda tokens: self._fresh((query, key, value), tokens, call),
+        )
+
+    def attend_latent(self, query: Tensor, latent: Tensor, call: LayerCall) -> Tensor:
+        """Write the new latents into the pool, then attend over it."""
+        halves = self._written(*latent_halves(latent, self._arena.tables.shape[2]), call)
+        batch = self._batch
+        fresh = None if batch.fresh is None else batch.fresh.rows
+        return by_kind(
+            query,
+            batch,
+            single=lambda tokens: self._single_latent(picked(query, tokens), halves, call),
+            many=lambda tokens: self._many_latent(picked(query, tokens), batch.many, call),
+            fresh=lambda tokens: self._many_latent(picked(query, tokens), fresh, call),
+            value_width=call.value_width,
+        )
+
+    def _single_latent(self, query: Tensor, halves: Tensor, call: LayerCall) -> Tensor:
+        plan, arena, rows = self._latents, self._arena, self._batch.single
+        assert rows is not None and call.value_width is not None
+        if plan is None:
+            plan = self._latents = LatentPlan(
+                arena.tables,
+                rows.table_rows,
+                rows.lengths,
+                arena.from_right,
+                block_tokens=arena.block_tokens,
+                token_bytes=query.shape[2] * query.element_size(),
+            )
+        attended = plan.attend(
+            query, halves, call.layer, value_width=call.value_width, scale=call.scale
+        )
+        return attended.to(query.dtype)
+
+    def _many_latent(self, query: Tensor, rows: ManyRows | None, call: LayerCall) -> Tensor:
+        assert rows is not None
+        return attend_latents(query, self._pool, self._arena, rows, call)
+
+    def _written(self, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
+        """Write new keys and values into the pool; return its view from `half_rows`."""
         halves = self._halves
         if halves is None:
             block_tokens = self._arena.block_tokens
@@ -66,13 +115,7 @@ class PlannedAttention:
             self._write = write_plan(halves, *where, arena.from_right, block_tokens)
         assert self._write is not None
         self._write.write(key, value, halves, call.layer)
-        return by_kind(
-            query,
-            self._batch,
-            single=lambda tokens: self._single(picked(query, tokens), halves, call),
-            many=lambda tokens: self._many(picked(query, tokens), self._batch.many, call),
-            fresh=lambda tokens: self._fresh((query, key, value), tokens, call),
-        )
+        return halves
 
     def _many(self, query: Tensor, rows: ManyRows | None, call: LayerCall) -> Tensor:
         assert rows is not None

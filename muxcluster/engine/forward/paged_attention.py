@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.forward.batch import ManyRows, TokenBatch
 from muxcluster.engine.memory.arena import ModelArena
 from muxcluster.kernels.kv_write import kv_write
+from muxcluster.kernels.latent_attention import latent_attention, latent_halves
 from muxcluster.kernels.paged_decode import paged_decode
 from muxcluster.kernels.paged_prefill import paged_prefill
 from muxcluster.kernels.prefix_attention import prefix_attention
@@ -49,6 +51,40 @@ class PagedAttention:
             many=lambda tokens: self._many(picked(query, tokens), batch.many, call),
             fresh=lambda tokens: self._fresh((query, key, value), tokens, call),
         )
+
+    def attend_latent(self, query: Tensor, latent: Tensor, call: LayerCall) -> Tensor:
+        """Write the new latents into the pool, then attend over it."""
+        arena, batch = self.arena, self.batch
+        fresh = None if batch.fresh is None else batch.fresh.rows
+        table = arena.tables[:, call.layer]
+        kv_write(
+            self.pool,
+            *latent_halves(latent, table.shape[1]),
+            table,
+            batch.token_rows,
+            batch.positions,
+            arena.from_right,
+            arena.block_tokens,
+        )
+        return by_kind(
+            query,
+            batch,
+            single=lambda tokens: self._single_latent(picked(query, tokens), call),
+            many=lambda tokens: self._latents(picked(query, tokens), batch.many, call),
+            fresh=lambda tokens: self._latents(picked(query, tokens), fresh, call),
+            value_width=call.value_width,
+        )
+
+    def _single_latent(self, query: Tensor, call: LayerCall) -> Tensor:
+        single, arena = self.batch.single, self.arena
+        assert single is not None
+        offsets = torch.arange(len(single.lengths) + 1, device=query.device)
+        rows = ManyRows(single.tokens, single.table_rows, single.lengths - 1, offsets)
+        return attend_latents(query, self.pool, arena, rows, call, is_decode=True)
+
+    def _latents(self, query: Tensor, rows: ManyRows | None, call: LayerCall) -> Tensor:
+        assert rows is not None
+        return attend_latents(query, self.pool, self.arena, rows, call)
 
     def _many(self, query: Tensor, rows: ManyRows | None, call: LayerCall) -> Tensor:
         assert rows is not None
@@ -114,11 +150,18 @@ Attend = Callable[[Tensor | None], Tensor]
 
 
 def by_kind(
-    query: Tensor, batch: TokenBatch, *, single: Attend, many: Attend, fresh: Attend
+    query: Tensor,
+    batch: TokenBatch,
+    *,
+    single: Attend,
+    many: Attend,
+    fresh: Attend,
+    value_width: int | None = None,
 ) -> Tensor:
     """Return attention [tokens, heads, head_dim], each kind of rows computed by its own function.
 
-    query: [tokens, heads, head_dim]. Makes no copy where all rows are of one kind.
+    query: [tokens, heads, head_dim]. value_width: elements of the result in place of head_dim.
+    Makes no copy where all rows are of one kind.
     """
     kinds: list[tuple[Tensor, Attend]] = []
     if batch.single is not None:
@@ -129,7 +172,7 @@ def by_kind(
         kinds.append((batch.fresh.rows.tokens, fresh))
     if len(kinds) == 1:
         return kinds[0][1](None)
-    output = query.new_empty(query.shape)
+    output = query.new_empty((*query.shape[:2], value_width or query.shape[2]))
     for tokens, attend in kinds:
         output[tokens] = attend(tokens)
     return output
@@ -158,4 +201,33 @@ def attend_many(
         soft_cap=call.soft_cap,
         sinks=call.sinks,
         kv_dtype=arena.kv_dtype,
+    )
+
+
+def attend_latents(
+    query: Tensor,
+    pool: Tensor,
+    arena: ModelArena,
+    rows: ManyRows,
+    call: LayerCall,
+    *,
+    is_decode: bool = False,
+) -> Tensor:
+    """Return attention [tokens, heads, value_width] of `rows` over latents in the pool.
+
+    query: theirs, [tokens, heads, width]. is_decode: each row has one token.
+    """
+    assert call.value_width is not None
+    return latent_attention(
+        query,
+        pool,
+        arena.tables[:, call.layer],
+        rows.table_rows,
+        rows.query_offsets,
+        rows.starts,
+        arena.from_right,
+        block_tokens=arena.block_tokens,
+        value_width=call.value_width,
+        scale=call.scale,
+        is_decode=is_decode,
     )

@@ -12,6 +12,7 @@ from muxcluster.core.errors import LoadError
 from muxcluster.core.inputs.json_file import read_json_object
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.placement.shapes.config_values import ShapeError
+from muxcluster.placement.shapes.families import SAME_AS
 from muxcluster.placement.shapes.weight_format import (
     QUANTIZE,
     WeightFormat,
@@ -57,14 +58,26 @@ def any_config(directory: Path, *, trust_remote_code: bool = False) -> Pretraine
     file = directory / "config.json"
     quantisation(directory)
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=trust_remote_code
-        )
+        config = _read(directory, trust_remote_code)
     except Exception as error:  # transformers raises whatever a bad value leads to
         raise LoadError(file, f"not a model configuration: {_first_line(error)}") from error
     for part in (config, config.get_text_config()):
         if hasattr(part, "quantization_config"):
             del part.quantization_config  # else transformers would make layers of its own
+    return config
+
+
+def _read(directory: Path, trust_remote_code: bool) -> PretrainedConfig:
+    """Return the configuration; transformers may raise anything."""
+    fields = dict(read_json_object(directory / "config.json"))
+    known = SAME_AS.get(str(fields.pop("model_type", "")))
+    if known is None:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    else:
+        fields.pop("auto_map", None)  # code for a type that needs none
+        config = AutoConfig.for_model(known, **fields)
     return config
 
 

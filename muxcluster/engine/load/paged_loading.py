@@ -22,12 +22,18 @@ from transformers import (
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.forward.attention import ATTENTION_NAME
+from muxcluster.engine.forward.latents import keep_latents
 from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.engine.load.dummy import DummyWeights
 from muxcluster.engine.load.filling import fill
 from muxcluster.engine.load.hf_config import DTYPES, read_config, weight_format
 from muxcluster.engine.load.merging import merge_products
-from muxcluster.engine.load.parity import check_forward, check_hidden, has_llama_layers
+from muxcluster.engine.load.parity import (
+    check_forward,
+    check_hidden,
+    check_latents,
+    has_llama_layers,
+)
 from muxcluster.engine.load.probe import probe
 from muxcluster.engine.load.quiet import quiet_loading
 from muxcluster.engine.load.skeleton import names_of_head, refusal, skeleton, without_head
@@ -61,10 +67,13 @@ def load_model(
         elif spec.load_format == "dummy":
             model = fill(skeleton(config, spec), DummyWeights(spec.seed, device), device)
         else:
-            model = _on_device(read_weights(config, spec, ATTENTION_NAME), device)
+            model = read_weights(config, spec, ATTENTION_NAME)
+            keep_latents(model)
+            model = _on_device(model, device)
         model.eval().requires_grad_(False)
         if not is_checked:
             probe(model, spec, directory / "config.json")
+            check_latents(model, directory / "config.json")
             check_forward(model, spec)
             if spec.embedding_size:
                 check_hidden(model, spec)

@@ -15,7 +15,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.forward.attention import LayerCall
+from muxcluster.engine.forward.latents import expands_otherwise, value_width
 from muxcluster.engine.forward.paged_forward import Forward, TokenForward
+from muxcluster.engine.load.hf_config import NotPaged
 from muxcluster.kernels.prompt_attention import attend_whole
 
 _MODELS = frozenset(
@@ -63,6 +65,10 @@ class WholeAttention:
         )
         return attended.transpose(0, 1)
 
+    def attend_latent(self, query: Tensor, latent: Tensor, call: LayerCall) -> Tensor:
+        key = latent.unsqueeze(1)
+        return self.attend(query, key, key[..., : call.value_width], call)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
@@ -104,6 +110,29 @@ def check_forward(model: nn.Module, spec: ModelSpec) -> None:
     """Run random tokens through a model on the attention interface. Raises as `check_logits`."""
     tokens, positions = some_tokens(model, spec)
     check_logits(Forward(model).logits(tokens, positions, WholeAttention(), None), spec)
+
+
+@torch.inference_mode()
+def check_latents(model: nn.Module, config_file: Path) -> None:
+    """Raise NotPaged unless our reading of the weights of latent attention is the model's own.
+
+    Of the first such layer, if there is one. The error names `config_file`.
+    """
+    module: Foreign
+    for module in model.modules():
+        if value_width(module) is None:
+            continue
+        weight = module.kv_b_proj.weight
+        generator = torch.Generator().manual_seed(0)
+        latents, rotary_keys = (
+            torch.randn((1, 1, NUM_TOKENS, size), generator=generator).to(weight)
+            for size in (module.kv_lora_rank, module.qk_rope_head_dim)
+        )
+        difference = expands_otherwise(module, latents, rotary_keys)
+        if not difference <= _TOLERANCE[weight.dtype]:
+            message = f"its keys and values differ by {difference:.2g} from those we read"
+            raise NotPaged(config_file, message)
+        return
 
 
 @torch.inference_mode()

@@ -20,20 +20,25 @@ NUM_TOKENS = 2
 class _Recorder:
     """Stands in for the attention of every layer and records its calls."""
 
-    # in order, with key and value shapes
+    # in order, with key and value shapes, or twice that of latents
     calls: list[tuple[LayerCall, torch.Size, torch.Size]] = field(default_factory=list)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
         self.calls.append((call, key.shape, value.shape))
         return query.new_zeros((*query.shape[:2], value.shape[-1]))
 
+    def attend_latent(self, query: Tensor, latent: Tensor, call: LayerCall) -> Tensor:
+        assert call.value_width is not None
+        self.calls.append((call, latent.shape, latent.shape))
+        return query.new_zeros((*query.shape[:2], call.value_width))
+
 
 @torch.inference_mode()
 def probe(model: nn.Module, spec: ModelSpec, config_file: Path) -> tuple[LayerCall, ...]:
     """Return the calls of all layers; raise NotPaged unless our attention can serve each.
 
-    Every layer must pass ordinary keys and values of the specified shape to it, exactly once. The
-    error names `config_file`.
+    Every layer must pass ordinary keys and values of the specified shape to it, exactly once, or
+    latents that fill that shape. The error names `config_file`.
     """
     recorder = _Recorder()
     device = next(model.parameters()).device
@@ -60,8 +65,10 @@ def _fault(recorder: _Recorder, spec: ModelSpec) -> str:
     layers = [call.layer for call, _, _ in recorder.calls]
     if layers != list(range(shape.num_layers)):
         return f"its {shape.num_layers} layers asked for attention as layers {layers}"
-    expected = (NUM_TOKENS, shape.num_kv_heads, shape.head_dim)
+    heads = (NUM_TOKENS, shape.num_kv_heads, shape.head_dim)
     for call, key, value in recorder.calls:
+        is_latent = call.value_width is not None
+        expected = (NUM_TOKENS, 2 * shape.num_kv_heads * shape.head_dim) if is_latent else heads
         if key != expected or value != expected:
             return (
                 f"layer {call.layer} has keys {tuple(key)} and values {tuple(value)}, "

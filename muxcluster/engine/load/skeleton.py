@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.forward.attention import ATTENTION_NAME
+from muxcluster.engine.forward.latents import keep_latents
 from muxcluster.engine.load.hf_config import DTYPES, NotPaged
 
 
@@ -56,6 +57,8 @@ def skeleton(
             )
     except Exception as error:  # transformers raises whatever a bad value leads to
         raise refusal(error, Path(spec.path, "config.json")) from error
+    if attention == ATTENTION_NAME:
+        keep_latents(model)
     return without_head(model) if spec.embedding_size else model
 
 

@@ -60,7 +60,7 @@ def resource_model(shape: ModelShape, gpu: Gpu, tp: int = 1, itemsize: int = 2) 
     flops = gpu.flops * tp
     return ResourceModel(
         2 * (shape.active_params + embedding) / flops,
-        4 * shape.num_attention_layers * shape.num_heads * shape.head_dim / flops,
+        shape.attention_flops / flops,
         kv_bytes / (gpu.bandwidth * tp),
         kv_bytes,
     )

@@ -75,6 +75,8 @@ def kv_copies(shape: ModelShape, size: int) -> float:
     """Return how often a mesh holds the KV of a token, a model that cannot be divided once."""
     if size == 1 or shape.num_heads % size:
         return 1.0
+    if shape.latent is not None:
+        return float(size)
     here = num_rank_kv_heads(shape.num_heads, shape.num_kv_heads, size)
     return size * here / shape.num_kv_heads
 
@@ -82,8 +84,8 @@ def kv_copies(shape: ModelShape, size: int) -> float:
 def part_of(shape: ModelShape, size: int) -> ModelShape:
     """Return the shape of the largest part of a model that is divided over `size` GPUs.
 
-    Whole on each of them: hidden states, learned positions, and the routers of experts. Raises
-    ValueError as `refusal` says.
+    Whole on each of them: hidden states, learned positions, latents and what makes them, and the
+    routers of experts. Raises ValueError as `refusal` says.
     """
     return shape if size == 1 else _largest_part(shape, size)
 
@@ -130,11 +132,14 @@ def _largest_part(shape: ModelShape, size: int) -> ModelShape:
     if reason:
         raise ValueError(reason)
     vocabulary = shape.vocab_size
+    kv_heads = shape.num_kv_heads  # of latents, which all heads read
+    if shape.latent is None:
+        kv_heads = num_rank_kv_heads(shape.num_heads, kv_heads, size)
     widest = _expert_bounds(shape) if shape.num_experts > 1 else feature_bounds
     return replace(
         shape,
         num_heads=shape.num_heads // size,
-        num_kv_heads=num_rank_kv_heads(shape.num_heads, shape.num_kv_heads, size),
+        num_kv_heads=kv_heads,
         intermediate_size=widest(shape.intermediate_size, 0, size)[1],
         shared_intermediate_size=feature_bounds(shape.shared_intermediate_size, 0, size)[1],
         dense_intermediate_size=feature_bounds(shape.dense_intermediate_size, 0, size)[1],

@@ -13,8 +13,12 @@ DIVIDED = frozenset(
         *("internlm3", "iquestcoder", "jais2", "llama", "mellum", "ministral", "ministral3"),
         *("mistral", "mixtral", "nanochat", "olmo", "opt", "phi", "phi3", "qwen2", "qwen2_moe"),
         *("qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "starcoder2", "vaultgemma"),
+        *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3"),
     }
 )
+
+# Types that are others by a name of their own, which transformers does not know.
+SAME_AS: Mapping[str, str] = {"kimi_k2": "deepseek_v3"}
 
 # Types that our attention cannot serve (engine/load/probe.py).
 _DENSE = frozenset(
@@ -70,7 +74,7 @@ def undivided(config: Mapping[str, Any]) -> str:
     if isinstance(stored, Mapping) and stored.get("desc_act"):
         return "its inputs share scales in an order of their own (desc_act)"
     kind = str(config.get("model_type", ""))
-    if not kind or kind in DIVIDED:
+    if not kind or SAME_AS.get(kind, kind) in DIVIDED:
         return ""
     if kind in _DENSE:
         return f"models of type {kind!r} run on the dense backend"

@@ -12,6 +12,7 @@ from muxcluster.placement.shapes.config_values import (
     integer,
     listed,
 )
+from muxcluster.placement.shapes.latent import latent_attention
 from muxcluster.placement.shapes.state_layers import state_fields
 from muxcluster.placement.shapes.weight_format import WeightFormat, stored_format
 
@@ -65,6 +66,8 @@ _TIED = frozenset(
         "biogpt",
         "mamba",
         "falcon_mamba",
+        "minicpm3",
+        "youtu",
     }
 )
 _LEARNED_POSITIONS = frozenset({"opt", "gpt2", "gpt_neo", "gpt_bigcode", "biogpt"})
@@ -100,6 +103,7 @@ _OMITTED: Mapping[str, Mapping[str, int]] = {
         "vocab_size": 262208,
         "max_position_embeddings": 131072,
     },
+    "glm4_moe_lite": {"first_k_dense_replace": 1},
     "qwen3": {"head_dim": 128},
     "jamba": {
         "attn_layer_period": 8,
@@ -128,7 +132,6 @@ _ENCODERS = frozenset(
 )
 _UNSUPPORTED: Mapping[str, str] = {
     "is_encoder_decoder": "an encoder-decoder model",
-    "kv_lora_rank": "multi-head latent attention (its KV cache is not one of whole heads)",
     "num_kv_shared_layers": "layers that share one KV cache",
     "global_head_dim": "layers with heads of different sizes",
     "lru_width": "recurrent layers",
@@ -178,13 +181,19 @@ def _weights(whole: Mapping[str, Any], kind: str) -> WeightFormat | None:
 
 def _layer_fields(
     config: Mapping[str, Any], kind: str, layers: int, hidden: int
-) -> Mapping[str, int]:
+) -> Mapping[str, Any]:
     """Return the fields of the layers' attention and MLP."""
     heads = _number(config, "num_heads")
+    latent = latent_attention(config, kind, hidden // heads)
+    if latent is None:
+        kv_heads, head_dim = _kv_heads(config, kind, heads), _head_dim(config, hidden, heads)
+    else:
+        kv_heads, head_dim = latent.stored_heads
     return {
         "num_heads": heads,
-        "num_kv_heads": _kv_heads(config, kind, heads),
-        "head_dim": _head_dim(config, hidden, heads),
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "latent": latent,
         **_mlp_fields(config, kind, layers, hidden),
     }
 
@@ -278,11 +287,14 @@ def _shared_size(config: Mapping[str, Any], kind: str, expert_size: int) -> int:
 
 
 def _num_dense_layers(config: Mapping[str, Any], layers: int) -> int:
-    """Layers with one MLP in place of experts: the first ones, every n-th, or listed ones."""
+    """Layers with one MLP in place of experts: listed ones, the first ones, or every n-th."""
     first = integer(config, "first_k_dense_replace", 0)
     step = integer(config, "decoder_sparse_step", 1)
     step *= integer(config, "interleave_moe_layer_step", 1)
     named = listed(config, "mlp_only_layers")
+    kinds = listed(config, "mlp_layer_types")
+    if kinds:
+        return sum(kind == "dense" for kind in kinds[:layers])
     period = integer(config, "expert_layer_period", 1)
     offset = integer(config, "expert_layer_offset", 0) % period
     return sum(

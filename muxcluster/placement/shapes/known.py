@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from muxcluster.placement.names import nearest
+from muxcluster.placement.shapes.latent import LatentAttention
 from muxcluster.placement.shapes.shape import ModelShape, ShapeError
 from muxcluster.placement.shapes.weight_format import WeightFormat
 
@@ -48,6 +49,24 @@ def _neox(layers: int, hidden: int, heads: int, vocab: int) -> ModelShape:
 def _falcon(layers: int, hidden: int, heads: tuple[int, int]) -> ModelShape:
     return ModelShape(
         layers, hidden, *heads, 64, 4 * hidden, 65024, 2048, gated_mlp=False, tied_embeddings=True
+    )
+
+
+def _latent(
+    layers: tuple[int, int], hidden: int, heads: int, query_rank: int, **more: Any
+) -> ModelShape:
+    """DeepSeek's attention and experts. layers: (all, those with one MLP in place of experts)."""
+    latent = LatentAttention(512, 64, 128, 128, query_rank)
+    kv_heads, head_dim = latent.stored_heads
+    return ModelShape(
+        num_layers=layers[0],
+        num_dense_layers=layers[1],
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        latent=latent,
+        **more,
     )
 
 
@@ -133,6 +152,49 @@ _PHI_AND_GEMMA = {
     "gemma-3-27b": _tied(62, 5376, (32, 16, 128), 21504, 262208, _128K),
 }
 _GPT_OSS = {"gpt-oss-20b": _gpt_oss(24, 32), "gpt-oss-120b": _gpt_oss(36, 128)}
+_V3 = _latent(
+    (61, 3),
+    7168,
+    128,
+    1536,
+    intermediate_size=2048,
+    shared_intermediate_size=2048,
+    dense_intermediate_size=18432,
+    num_experts=256,
+    experts_per_token=8,
+    vocab_size=129280,
+    max_position=163840,
+)
+_DEEPSEEK = {
+    "deepseek-v2": _latent(
+        (60, 1),
+        5120,
+        128,
+        1536,
+        intermediate_size=1536,
+        shared_intermediate_size=3072,
+        dense_intermediate_size=12288,
+        num_experts=160,
+        experts_per_token=6,
+        vocab_size=102400,
+        max_position=163840,
+    ),
+    "deepseek-v2-lite": _latent(
+        (27, 1),
+        2048,
+        16,
+        0,
+        intermediate_size=1408,
+        shared_intermediate_size=2816,
+        dense_intermediate_size=10944,
+        num_experts=64,
+        experts_per_token=6,
+        vocab_size=102400,
+        max_position=163840,
+    ),
+    "deepseek-v3": _V3,
+    "deepseek-r1": _V3,
+}
 _UNGATED = {
     "falcon-7b": _falcon(32, 4544, (71, 1)),
     "falcon-40b": _falcon(60, 8192, (128, 8)),
@@ -150,7 +212,15 @@ _UNGATED = {
 }
 # By name. "mistral-7b" is v0.2; v0.1's context is its window of 4,096 tokens.
 SHAPES: Mapping[str, ModelShape] = MappingProxyType(
-    {**_LLAMA, **_MISTRAL, **_QWEN, **_PHI_AND_GEMMA, **_GPT_OSS, **_UNGATED}
+    {
+        **_LLAMA,
+        **_MISTRAL,
+        **_QWEN,
+        **_PHI_AND_GEMMA,
+        **_GPT_OSS,
+        **_DEEPSEEK,
+        **_UNGATED,
+    }
 )
 
 _DECORATION = frozenset({"hf", "it", "pt", "instruct", "chat", "base"})

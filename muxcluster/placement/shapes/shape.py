@@ -9,6 +9,7 @@ from typing import Any
 from muxcluster.core.kvshape import KvDtype, KvFormat, kv_format
 from muxcluster.placement.shapes.config_values import ShapeError
 from muxcluster.placement.shapes.hf_config import shape_fields
+from muxcluster.placement.shapes.latent import LatentAttention
 from muxcluster.placement.shapes.weight_format import WeightFormat
 
 __all__ = ["STATE_ITEMSIZE", "ModelShape", "ShapeError"]
@@ -52,6 +53,9 @@ class ModelShape:
     weights: WeightFormat | None = None
     head: WeightFormat | None = None  # of an output layer that is not tied; None: likewise
     kv_dtype: KvDtype = "auto"  # of keys and values; "auto": elements as all others
+    # Layers that keep latents in place of keys and values: num_kv_heads and head_dim are then those
+    # that latents are stored in, not of the model's heads. None: they keep keys and values
+    latent: LatentAttention | None = None
 
     @classmethod
     def from_hf_config(cls, source: Path | str | Mapping[str, Any]) -> "ModelShape":
@@ -69,6 +73,8 @@ class ModelShape:
     @property
     def attention_params(self) -> int:
         """Weights of one layer's query, key, value and output matrices."""
+        if self.latent is not None:
+            return self.latent.num_params(self.hidden_size, self.num_heads)
         return 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
 
     @property
@@ -126,10 +132,16 @@ class ModelShape:
         states = STATE_ITEMSIZE * self.state_size
         return num_tokens * self.kv_bytes_per_token(itemsize) + states
 
+    @property
+    def attention_flops(self) -> int:
+        """FLOPs of one token that attends to one token, over all layers."""
+        if self.latent is not None:
+            return self.num_attention_layers * self.latent.flops(self.num_heads)
+        return 4 * self.num_attention_layers * self.num_heads * self.head_dim
+
     def flops_per_token(self, context: float) -> float:
         """FLOPs of one token that attends to `context` tokens."""
-        attention = 4 * self.num_attention_layers * self.num_heads * self.head_dim * context
-        return 2 * self.active_params + attention
+        return 2 * self.active_params + self.attention_flops * context
 
     def _touched_experts(self, num_tokens: float) -> float:
         """Experts of a layer that some of `num_tokens` chose."""

@@ -15,6 +15,7 @@ from muxcluster.engine.steps.device.capture_lint import CaptureLint, NotCapturab
 from muxcluster.engine.unit.in_process import InProcessExecutor
 from tests.engine.conftest import ModelBuilder, tiny
 from tests.engine.driver import unit_of
+from tests.engine.latents import needs_latents
 
 __all__ = ["tiny"]
 
@@ -32,7 +33,16 @@ def on_gpu(directory: Path, **fields: object) -> UnitSpec:
     [pytest.param(True, id="fused"), pytest.param(False, id="stock", marks=pytest.mark.slow)],
 )
 def test_a_decode_step_can_be_captured(tiny: ModelBuilder, family: str, fuses: bool) -> None:
-    unit = replace(on_gpu(tiny(family)), fuses_layers=fuses)
+    check_captured(replace(on_gpu(tiny(family)), fuses_layers=fuses))
+
+
+@needs_latents
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_a_decode_step_over_latents_can_be_captured(tiny: ModelBuilder, family: str) -> None:
+    check_captured(on_gpu(tiny(family)))
+
+
+def check_captured(unit: UnitSpec) -> None:
     with torch.inference_mode(), FakeCuda() as cuda:
         (model,) = load(unit)
         for shares in (False, True):

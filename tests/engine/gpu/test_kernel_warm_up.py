@@ -34,6 +34,7 @@ from tests.amounts import slow
 from tests.engine.conftest import ModelBuilder, tiny
 from tests.engine.driver import unit_of
 from tests.engine.fakes import fake_spec
+from tests.engine.latents import needs_latents
 
 __all__ = ["tiny"]
 
@@ -63,6 +64,7 @@ CASES = {
     "no groups, heads of 80": Case("opt", {"head_dim": 80, "word_embed_proj_dim": 320}),
     "a sliding window": Case("mistral", {}),
     "capped scores": Case("gemma2", {"num_hidden_layers": 2}),
+    "latents": Case("deepseek_v3", {}),
 }
 
 
@@ -86,7 +88,11 @@ def unit_for(directory: Path, case: Case, phases: frozenset[Phase] = frozenset(P
 QUICK = ("llama", "llama in fp32", "a sliding window")
 
 
-@pytest.fixture(params=[*QUICK, *slow(*(name for name in CASES if name not in QUICK))], ids=str)
+LATENTS = pytest.param("latents", marks=[needs_latents, pytest.mark.slow])
+OTHERS = (name for name in CASES if name not in (*QUICK, "latents"))
+
+
+@pytest.fixture(params=[*QUICK, *slow(*OTHERS), LATENTS], ids=str)
 def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 

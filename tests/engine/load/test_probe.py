@@ -34,7 +34,7 @@ def dummy_spec(directory: Path, model_type: str, shape: KvShape, **fields: objec
             "deepseek_v3",
             {"q_lora_rank": 16, "kv_lora_rank": 16, "n_routed_experts": 8, "n_group": 2},
             KvShape(2, 2, 192, 4),
-            r"layer 0 has keys \(2, 2, 192\) and values \(2, 2, 128\)",
+            "layer 0 has keys",
         ),
         ("llama", {}, KvShape(3, 2, 32, 4), r"3 layers asked for attention as layers \[0, 1\]"),
         ("llama", {}, KvShape(2, 1, 32, 4), r"keys \(2, 2, 32\)"),

@@ -24,6 +24,7 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
+    "qk_rope_head_dim": 16,
     "intermediate_size": 96,
     "ffn_dim": 96,
     "word_embed_proj_dim": 64,

@@ -18,6 +18,7 @@ from muxcluster.engine.steps.device.decode_graphs import MOST_FAILURES, batch_si
 from tests.amounts import slow
 from tests.engine.conftest import ModelBuilder
 from tests.engine.driver import Driver, Running, drivers, ragged, unit_of
+from tests.engine.latents import needs_latents
 from tests.engine.tape import TapeCapture
 from tests.oracles import GreedyOracle
 
@@ -78,6 +79,17 @@ def test_batches_that_grow_and_shrink_yield_hugging_faces_tokens(
     check(tiny(family), sequences)
     assert tape.captures == 4  # of 1, 2, 4 and 8 rows
     assert tape.replays > 12
+
+
+@needs_latents
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_latents_are_read_by_recorded_steps_too(
+    tiny: ModelBuilder, family: str, tape: TapeCapture
+) -> None:
+    (driver,) = drivers(unit_of(tiny(family)), tape)
+    check(tiny(family), grow_and_shrink(driver))
+    assert tape.replays > 12
+    assert tape.num_calls["latent_attention"] > 0
 
 
 def test_our_own_decoder_is_recorded_as_well(

@@ -20,6 +20,7 @@ from typing import Any
 from torch import nn
 
 from muxcluster.core.errors import LoadError
+from muxcluster.engine.forward.latents import Expansion
 from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.engine.load.division.heads import RankHeads
 from muxcluster.engine.load.division.layers import (
@@ -120,11 +121,7 @@ class _CannotDivide(Exception):
 
 
 def _divide(model: Foreign, group: RankGroup, expert_step: int) -> Division:
-    config = model.config.get_text_config()
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    heads = RankHeads(config.num_attention_heads, kv_heads, group.rank, group.size)
-    if heads.num_heads % group.size:
-        raise _CannotDivide(f"{heads.num_heads} heads cannot be divided among them")
+    heads = _heads_of(model, group)
     parts: dict[str, Part] = {}
     owners: dict[str, bool] = {}
     summed, experts, once = [], [], []
@@ -153,6 +150,17 @@ def _divide(model: Foreign, group: RankGroup, expert_step: int) -> Division:
     return Division(parts, *modules, owners, heads, embeddings, head, rows)
 
 
+def _heads_of(model: Foreign, group: RankGroup) -> RankHeads:
+    config = model.config.get_text_config()
+    num_heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
+    if getattr(config, "kv_lora_rank", None):
+        kv_heads = num_heads  # latents have none: every head reads them
+    if num_heads % group.size:
+        raise _CannotDivide(f"{num_heads} heads cannot be divided among them")
+    return RankHeads(num_heads, kv_heads, group.rank, group.size)
+
+
 def _planned(model: Foreign) -> Iterator[tuple[str, Foreign, str]]:
     """Yield name, module or parameter, and style of each entry of the plan, layer by layer."""
     config = model.config.get_text_config()
@@ -174,7 +182,8 @@ def _linear_part(
     name: str, module: Foreign, style: str, heads: RankHeads, group: RankGroup
 ) -> Part:
     """Return the part of a linear's weight that this rank has."""
-    if style not in (BY_OUTPUT, BY_INPUT, PACKED, QKV) or type(module) is not nn.Linear:
+    is_linear = type(module) in (nn.Linear, Expansion)
+    if style not in (BY_OUTPUT, BY_INPUT, PACKED, QKV) or not is_linear:
         raise _unknown(name, module, style)
     axis = 1 if style == BY_INPUT else 0
     length = module.weight.shape[axis]

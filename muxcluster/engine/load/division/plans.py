@@ -17,9 +17,13 @@ BY_HEAD = "heads"  # ours: one number a query head
 # and are divided in pairs; divided by input; whole on the first rank and zero on others.
 PAIRED, TRANSPOSED, ONCE = "paired_colwise", "transposed_rowwise", "once"
 
-# Styles that we need not carry out: whole weights, and vocabularies, which are always divided.
+# Styles that we need not carry out: whole weights (of latents, too), and vocabularies, which are
+# always divided.
 IGNORED = frozenset(
-    {"replicate", "replicated", "replicated_with_grad_allreduce", "embedding_rowwise"}
+    {
+        *("replicate", "replicated", "replicated_with_grad_allreduce", "embedding_rowwise"),
+        "mla_kv_a_proj",
+    }
 )
 
 Plan = Mapping[str, str]
@@ -32,14 +36,22 @@ def _layers(prefix: str, by_output: tuple[str, ...], by_input: tuple[str, ...]) 
 
 _HEADS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GATED = ("gate_proj", "up_proj")
+# All heads read the same latents, which every rank makes whole.
+_LATENT = _layers("layers.*.self_attn", ("q_proj", "q_b_proj", "kv_b_proj"), ("o_proj",))
 # The library gathers what merged matrices make, as its chunks of rows would mix them.
 _MERGED_MLP = {"layers.*.mlp.gate_up_proj": PACKED, "layers.*.mlp.down_proj": BY_INPUT}
 
 # By model type; entries are added to the library's, or take their place.
 OWN_PLANS: Mapping[str, Plan] = MappingProxyType(
     {
+        "deepseek_v2": _LATENT,
+        "deepseek_v3": _LATENT,
         "glm": _MERGED_MLP,
         "glm4": _MERGED_MLP,
+        "glm4_moe_lite": {
+            **_LATENT,
+            **_layers("layers.*.mlp.shared_experts", _GATED, ("down_proj",)),
+        },
         "gpt_oss": {
             **_layers("layers.*", _HEADS, ("self_attn.o_proj",)),
             "layers.*.self_attn.sinks": BY_HEAD,
@@ -53,6 +65,7 @@ OWN_PLANS: Mapping[str, Plan] = MappingProxyType(
             **_layers("layers.*", _HEADS, ("self_attn.o_proj",)),
             **_layers("layers.*.mlp", _GATED, ("down_proj",)),
         },
+        "minicpm3": _LATENT,
         "opt": _layers("decoder.layers.*", (*_HEADS, "fc1"), ("self_attn.out_proj", "fc2")),
         "phi3": {
             "layers.*.self_attn.qkv_proj": QKV,
