@@ -76,6 +76,11 @@ EVIDENCE = (
         "variants: biases, tied weights, sliding windows, soft-caps, scaled rotary",
     ),
     Evidence(
+        "tests/engine/windows/test_give_back.py::test_tokens_beyond_several_windows",
+        "FAMILIES", 1, "paged", "none", "CPU",
+        "greedy output beyond sliding windows, whose blocks are given back and filled with NaN",
+    ),
+    Evidence(
         "tests/engine/dense/test_equality.py::test_thirty_queries_come_and_go",
         "FAMILIES", 1, "dense", "none", "CPU",
         "greedy output while rows come and go",

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from muxcluster.constraints.process.client import MaskClient
-from muxcluster.core.backends import ModelBackend, as_loaded
+from muxcluster.core.backends import ModelBackend, as_loaded, paged_backend
 from muxcluster.core.job import Job, JobResult, Phase
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu, packed_decoder
@@ -254,6 +254,6 @@ def _backends(forwards: Mapping[str, TokenForward | Slab | Encoder]) -> tuple[Mo
     return tuple(
         each.backend
         if isinstance(each, Slab | Encoder)
-        else ModelBackend(name, is_unordered=not each.has_windows)
+        else paged_backend(name, each.windows, is_unordered=not each.has_windows)
         for name, each in forwards.items()
     )

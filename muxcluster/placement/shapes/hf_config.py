@@ -14,6 +14,7 @@ from muxcluster.placement.shapes.config_values import (
 )
 from muxcluster.placement.shapes.state_layers import state_fields
 from muxcluster.placement.shapes.weight_format import stored_format
+from muxcluster.placement.shapes.windows import window_fields
 
 _UNGATED = frozenset(
     {
@@ -167,13 +168,14 @@ def shape_fields(source: Path | str | Mapping[str, Any]) -> dict[str, Any]:
 
 def _layer_fields(
     config: Mapping[str, Any], kind: str, layers: int, hidden: int
-) -> Mapping[str, int]:
+) -> Mapping[str, Any]:
     """Return the fields of the layers' attention and MLP."""
     heads = _number(config, "num_heads")
     return {
         "num_heads": heads,
         "num_kv_heads": _kv_heads(config, kind, heads),
         "head_dim": _head_dim(config, hidden, heads),
+        **window_fields(config, kind, layers),
         **_mlp_fields(config, kind, layers, hidden),
     }
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from muxcluster.core.backends import DENSE, ENCODER
+from muxcluster.core.backends import DENSE, ENCODER, ModelBackend, paged_backend
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu
+from muxcluster.engine.forward.paged_forward import Forward
 from muxcluster.engine.gpu.driver import Driver
 from muxcluster.engine.gpu.memory.files import SharedFiles, opened
 from muxcluster.engine.gpu.memory.ipc import DeviceExports, DeviceImports, check_plain_memory
@@ -59,6 +60,15 @@ class OwnedMemory:
                 pin(self.arena.host)
             self._exports = DeviceExports(Driver(index=self._device.index or 0))
         self.manifest = manifest_of(self._tensors, self._find)
+
+    @property
+    def backends(self) -> tuple[ModelBackend, ...]:
+        """How the models run."""
+        forwards = {name: Forward(model) for name, model in self._models.items()}
+        return tuple(
+            paged_backend(name, each.windows, is_unordered=not each.has_windows)
+            for name, each in forwards.items()
+        )
 
     def _find(self, tensor: Tensor) -> tuple[Region, int]:
         if self._exports is not None and tensor.is_cuda:
