@@ -31,23 +31,28 @@ def cpu_seconds(root: int) -> dict[str, float]:
 
 
 def settle() -> None:
-    """Wait until a unit that this process has just started has made its spare owner.
+    """Wait until the units that this process has just started have made their spare owners.
 
-    That takes seconds of all processors, once in a unit's life, some ten seconds after its start:
-    what is measured meanwhile is something else.
+    That takes seconds of a processor, once in a unit's life, some ten seconds after its start: what
+    is measured meanwhile is something else.
     """
     time.sleep(SETTLED_S)
     give_up_s = time.monotonic() + _MOST_SETTLING_S
     while time.monotonic() < give_up_s:
-        before_s = sum(cpu_seconds(os.getpid()).values())
+        before_s = _engine_seconds()
         time.sleep(_POLL_S)
-        if sum(cpu_seconds(os.getpid()).values()) - before_s < _IDLE_S:
+        if _engine_seconds() - before_s < _IDLE_S:
             return
 
 
 def descendants(root: int) -> set[int]:
     """Return the processes that `root` made, and itself."""
     return _family(root, _stats())
+
+
+def _engine_seconds() -> float:
+    """Processor seconds of this process's workers and owners; Ray's own are never idle."""
+    return cpu_seconds(os.getpid()).get("workers", 0.0)
 
 
 def _stats() -> dict[int, list[str]]:

@@ -34,7 +34,7 @@ import yaml
 
 from bench.harness import ROOT, Bench, cannot_run, make_parser
 from bench.online.rows import Case, Measured, claims_of, row_of
-from bench.processes import cpu_seconds
+from bench.processes import cpu_seconds, settle
 from muxcluster.cli.server.launch import free_address, prepare, serving, url_of
 from muxcluster.config.load import load_config
 from muxcluster.core.inputs.web_url import HttpAddress
@@ -114,8 +114,11 @@ def ours(config: Path, asked: Sequence[Case]) -> list[tuple[Outcome, dict[str, f
     found = []
     with serving(prepared):
         url = url_of(prepared.address)
-        warm_up = replace(asked[-1], num_tokens=4)
+        # Not the prompts that are measured: they would stay in the prefix cache.
+        turned = [prompt[::-1] for prompt in asked[-1].prompts]
+        warm_up = replace(asked[-1], num_tokens=4, prompts=turned)
         asyncio.run(load(url, warm_up))
+        settle()
         for case in asked:
             before = cpu_seconds(os.getpid())
             outcome = asyncio.run(load(url, case))

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from bench.processes import cpu_seconds
+from bench.processes import cpu_seconds, settle
 from muxcluster.cli.batch_local.units import local_specs
 from muxcluster.config.load import load_config
 from muxcluster.core.events import TokenDelta
@@ -75,17 +75,23 @@ class ClosedLoop:
         unit.submit(Request(f"{self._name}-{number}", self._case["model"], prompt, sampling))
 
 
+def warm_up(case: Mapping[str, Any]) -> dict[str, Any]:
+    """`case` cut short, its prompts turned round: the same prompts would stay in the prefix cache."""
+    return {**case, "num_tokens": 4, "prompts": [prompt[::-1] for prompt in case["prompts"]]}
+
+
 def measure(config: Path, cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each case alone, after a short one that is not measured."""
+    """Each case alone, after a short one of other prompts that is not measured."""
     (spec,) = local_specs(load_config(config))
     model = spec.models[0].name
     loops = [
         ClosedLoop(str(number), {**case, "model": model})
-        for number, case in enumerate([{**cases[-1], "num_tokens": 4}, *cases])
+        for number, case in enumerate([warm_up(cases[-1]), *cases])
     ]
     now = loops[0]
     unit = Unit(spec, lambda deltas: now.hear(unit, deltas))
     unit.start()
+    settle()
     found = []
     try:
         for loop in loops:

@@ -48,7 +48,7 @@ class UnitPolicy:
     scheduler: SchedulerSpec = field(default_factory=lambda: SchedulerSpec(may_unshare=True))
     # "auto", "mps" or "green" (of a GPU), "threads" (of a CPU), "none"
     partition: str = "auto"
-    # None: 1 on a CPU, and where a unit over several GPUs does not share their SMs; else 2
+    # None: 1 where a unit of several ranks runs one job at a time, and on ranks of a CPU; else 2
     pipeline_depth: int | None = None
     num_threads: int | None = None  # of a CPU unit, None: all cores
     host_bytes: int | None = None  # host memory of a unit for lent blocks, None: by kind of GPU
@@ -214,9 +214,14 @@ def unshared(lane: str, pipeline_depth: int = 1) -> Execution:
 
 
 def _alone_on_gpus(tp: int, policy: UnitPolicy) -> Execution:
-    depth = policy.pipeline_depth or (2 if tp == 1 else 1)
+    depth = _depth(policy, tp)
     lane, is_unproven = _alone(policy.scheduler.lane), tp > 1 and depth > 1
     return Execution(lane, "none", _ONE_WORKER, depth, num_ranks=tp, is_unproven=is_unproven)
+
+
+def _depth(policy: UnitPolicy, tp: int) -> int:
+    """Return the pipeline's depth on one rank, or on ranks that run one job at a time."""
+    return policy.pipeline_depth or (2 if tp == 1 else 1)
 
 
 def _on_cpu(gpu: Gpu, tp: int, num_models: int, policy: UnitPolicy) -> Execution:
@@ -226,7 +231,7 @@ def _on_cpu(gpu: Gpu, tp: int, num_models: int, policy: UnitPolicy) -> Execution
     decodes would read the weights twice (measured: 1.2 times the tokens/s in one forward pass).
     """
     lane = policy.scheduler.lane
-    depth = policy.pipeline_depth or 1
+    depth = _depth(policy, tp)
     num_threads = (policy.num_threads or gpu.num_sms) // tp
     is_shared = (
         policy.partition != "none"

@@ -357,7 +357,7 @@ def test_how_ranks_run_their_jobs(
 
 @pytest.mark.parametrize(
     ("gpu", "asked", "depth"),
-    [("H100", "auto", 2), ("H100", "1", 1), ("cpu", "auto", 1), ("cpu", "2", 2)],
+    [("H100", "auto", 2), ("H100", "1", 1), ("cpu", "auto", 2), ("cpu", "1", 1)],
 )
 def test_depth_of_the_pipeline(write, model_directory, gpu: str, asked: str, depth: int) -> None:
     model_directory("tiny")

@@ -67,7 +67,7 @@ def cores(number: int) -> Gpu:
         (NOT_DIVIDED, 2, 2, {}, [("mixed", "none", 1, 1, False)]),
         (cores(4), 2, 2, {}, [("adbs", "threads", 2, 1, False)]),
         (cores(2), 2, 2, {}, [("mixed", "none", 1, 1, False)]),  # one core a rank
-        (cores(2), 1, 2, {}, [("adbs", "threads", 2, 1, False)]),
+        (cores(2), 1, 2, {}, [("adbs", "threads", 2, 2, False)]),
         (cores(2), 2, 2, {"num_threads": 8}, [("adbs", "threads", 2, 1, False)]),
         (cores(8), 4, 2, {"partition": "none"}, [("mixed", "none", 1, 1, False)]),
         (cores(8), 4, 1, {}, [("mixed", "none", 1, 1, False)]),
