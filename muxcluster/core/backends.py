@@ -33,8 +33,8 @@ def paged_backend(model: str, windows: Sequence[int | None], *, is_unordered: bo
     windows: how many of the last tokens each layer sees, None: all. Layers with different ones keep
     what the widest of them sees.
     """
-    layers = tuple(i for i, window in enumerate(windows) if window is not None)
-    window = max((window for window in windows if window is not None), default=0)
+    layers = tuple(i for i, window in enumerate(windows) if window)
+    window = max((window for window in windows if window), default=0)
     return ModelBackend(
         model, PAGED, is_unordered=is_unordered, window=window, window_layers=layers
     )

@@ -23,7 +23,7 @@ class Columns:
     num_window_layers: int = 0
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Return the blocks of a sequence of which every layer has all tokens, as when it begins."""
+        """Return the blocks of a sequence of which every layer has all tokens."""
         return -(-num_tokens // self.tokens) * self.num_layers * self.num_heads
 
     def num_held(self, num_tokens: int) -> int:

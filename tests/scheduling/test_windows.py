@@ -32,28 +32,29 @@ def has_given_back(rig: Rig) -> bool:
     )
 
 
-@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("lane", LANES)
-def test_random_runs_end(lane: str, depth: int) -> None:
+def test_random_runs_end(lane: str) -> None:
+    """Steps are sent ahead in half of them."""
     num_given_back = 0
     for seed in range(examples(8, 60)):
         rig, asked = test_random_runs.random_run(
-            lane, seed, models=windowed(), pipeline_depth=depth
+            lane, seed, models=windowed(), pipeline_depth=1 + seed % 2
         )
         check_ends(rig, asked)
         num_given_back += has_given_back(rig)
     assert num_given_back > 0
 
 
-@pytest.mark.parametrize("lane", LANES)
-def test_random_runs_with_lending_end(lane: str) -> None:
+def test_random_runs_with_lending_end() -> None:
     num_given_back = num_restored = 0
-    for seed in range(examples(8, 50)):
-        rig, asked = test_hybrid_random.random_run(lane, seed, models=windowed())
+    for seed in range(examples(20, 100)):
+        rig, asked = test_hybrid_random.random_run(
+            LANES[seed % len(LANES)], seed, models=windowed(), pools=(44, 56, 60, 72)
+        )
         check_ends(rig, asked)
         num_given_back += has_given_back(rig)
         stats = rig.scheduler.stats(rig.now, "unit").models
-        num_restored += sum(each.num_restored_slots for each in stats)
+        num_restored += sum(each.num_restored_slots for each in stats if each.name != "b")
     assert num_given_back > 0
     assert num_restored > 0
 

@@ -105,7 +105,7 @@ def main(control_fd: int, rank: int, meeting_point: Path) -> int:
         return threads, groups, threads.load(parts, make)
 
     def serve(_: UnitSpec, loaded: _Loaded, control: FrameSocket) -> None:
-        threads, groups, _ = loaded
+        threads, groups = loaded[:2]
         server = RankServer(control, rank, lambda worker_id: groups.of(worker_id).num_calls)
         server.serve(threads)
         # Other ranks end, too, so whatever runs may wait for them for ever.

@@ -77,7 +77,7 @@ class JobCopies:
     # (kind of layers, row) whose tokens it saves
     saved: set[tuple[str, int]] = field(default_factory=set)
     restores: list[Restore] = field(default_factory=list)
-    # (kind of layers, row) of left sequences over blocks it restores from, which must not run meanwhile
+    # (kind of layers, row) of left sequences over blocks it restores from: must not run meanwhile
     blocked: set[tuple[str, int]] = field(default_factory=set)
 
 
@@ -408,7 +408,7 @@ class LentState:
         )
 
     def _over_sources(self) -> set[tuple[str, int]]:
-        """Return (kind of layers, row) of left sequences over a block that a running job restores from."""
+        """Return (kind, row) of left sequences over a block that a running job restores from."""
         blocked: set[tuple[str, int]] = set()
         for kv in self.models:
             blocks = kv.columns.blocks[kv.over_lent.columns]

@@ -17,14 +17,23 @@ from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.processes.executor import ProcessExecutor
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.scheduling.state.model import ModelState
+from tests.amounts import slow
 from tests.blocks import block_tokens, scaled
 from tests.engine.conftest import ModelBuilder
 from tests.engine.hybrid_units import hybrid_spec, serve_both, total
 from tests.engine.live_units import children
 from tests.engine.lockstep import Lockstep
 from tests.engine.stepping import SteppedUnit
-from tests.engine.units import check_lengths, check_nothing_leaks, greedy, prompts, request_of
-from tests.engine.units import running, spec_of, submit
+from tests.engine.units import (
+    check_lengths,
+    check_nothing_leaks,
+    greedy,
+    prompts,
+    request_of,
+    running,
+    spec_of,
+    submit,
+)
 from tests.oracles import GreedyOracle
 
 pytestmark = pytest.mark.usefixtures("fast_children")
@@ -117,30 +126,31 @@ def test_a_conversation_goes_on_from_the_cache(tiny: ModelBuilder, family: str) 
     unit = PoisonedUnit(spec(directory))
     oracle = GreedyOracle(directory)
     prompt = prompts(family, 1, 512, shared=scaled(50, 8))[f"{family}/0/0"]
+    said = 0
     for turn in range(3):
         name = f"{family}/{turn}"
         before = unit.scheduler.stats(0.0, "u").models[0].prefix_hits
         answer = list(unit.run([request_of(name, prompt, greedy(20))])[name])
         hits = unit.scheduler.stats(0.0, "u").models[0].prefix_hits - before
         oracle.check(prompt, answer)
-        assert hits == (said if turn else 0)
+        assert hits == said
         prompt = [*prompt, *answer]
         said = (len(prompt) - 1) // WIDTH * WIDTH  # the last token is in no cache
     assert oracle.num_near_ties <= 1
 
 
 @pytest.mark.parametrize(
-    ("lane", "prefix_caching"), [("mixed", True), ("mixed", False), ("temporal", True)]
+    ("lane", "prefix_caching"), [("mixed", False), *slow(("mixed", True)), ("temporal", True)]
 )
 def test_both_classes_lend_and_take(tiny: ModelBuilder, lane: str, prefix_caching: bool) -> None:
     """Batch requests lend what their windows hold, and are restored."""
     directories = {"narrow": tiny("mistral"), "wide": tiny("gemma2")}
     spec = hybrid_spec(directories, num_blocks=150, lane=lane, prefix_caching=prefix_caching)
-    served = serve_both(spec, Lockstep(make_executor(spec)), num_waves=6)
+    served = serve_both(spec, Lockstep(make_executor(spec)), num_waves=4)
     served.crowd.check(oracles_of(directories))
     counted = total(served.stats.models)
-    assert counted["saved_slots"] > 100
-    assert counted["restored_slots"] > 100
+    assert counted["saved_slots"] > 0
+    assert counted["restored_slots"] > 0
 
 
 def test_workers_killed_in_jobs_that_save_and_restore(tiny: ModelBuilder) -> None:
