@@ -22,6 +22,8 @@ def model_spec(directory: Path, name: str, **overrides: Any) -> ModelSpec:
         "vocab_size": shape.vocab_size,
         "max_model_len": facts.max_context,
         "eos_token_ids": facts.eos_token_ids,
+        "window": shape.window,
+        "window_layers": shape.window_layers,
     }
     return ModelSpec(name=name, path=str(directory), **{**found, **overrides})
 

@@ -22,6 +22,22 @@ class ModelBackend:
     is_positional: bool = True  # its cache is one entry a token, so prefixes can be shared
     padded: PaddedLimit | None = None  # see `ModelSpec.padded`
     is_unordered: bool = False  # see `ModelSpec.is_unordered`
+    # See `ModelSpec`; of a backend that keeps all tokens, 0 and none.
+    window: int = 0
+    window_layers: tuple[int, ...] = ()
+
+
+def paged_backend(model: str, windows: Sequence[int | None], *, is_unordered: bool) -> ModelBackend:
+    """Return how a paged model runs.
+
+    windows: how many of the last tokens each layer sees, None: all. Layers with different ones keep
+    what the widest of them sees.
+    """
+    layers = tuple(i for i, window in enumerate(windows) if window)
+    window = max((window for window in windows if window), default=0)
+    return ModelBackend(
+        model, PAGED, is_unordered=is_unordered, window=window, window_layers=layers
+    )
 
 
 def as_loaded(spec: UnitSpec, backends: Sequence[ModelBackend]) -> UnitSpec:
@@ -47,4 +63,6 @@ def _loaded(spec: ModelSpec, backend: ModelBackend | None) -> ModelSpec:
         padded=backend.padded,
         is_positional=backend.is_positional,
         is_unordered=backend.is_unordered,
+        window=backend.window,
+        window_layers=backend.window_layers,
     )

@@ -62,6 +62,11 @@ class ModelSpec:
     # Its attention takes the tokens of a full block in any order, so both classes share prefixes:
     # paged, without sliding windows; known once it is loaded
     is_unordered: bool = True
+    # Tokens of `window_layers`, ascending, see only the last `window` tokens, each itself among
+    # them: blocks behind are given back while a sequence runs. Known once it is loaded, before that
+    # from its config.json. Other layers see all tokens
+    window: int = 0
+    window_layers: tuple[int, ...] = ()
     residency: Residency = Residency.ALWAYS
     # What it takes of `UnitSpec.resident_bytes` while it is resident: weights, tables, histories
     resident_bytes: int = 0

@@ -1,6 +1,7 @@
 """Invariants of a unit's KV bookkeeping: owners, counts, lent columns and running copies."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,26 +38,47 @@ def _claim(owners: NDArray[np.uint8], blocks: NDArray[np.int32], bit: int) -> No
     owners[blocks] |= bit
 
 
-def check_counts(state: LentState, kv: ModelKv, order: EvictionOrder) -> None:
-    """Raise AssertionError where the ledger, the cache and the eviction order disagree."""
-    name, per_column, columns = kv.model.name, kv.columns.blocks_per_column, kv.columns
+def check_counts(state: LentState, kinds: Sequence[ModelKv], order: EvictionOrder) -> None:
+    """Raise AssertionError where the ledger, the cache and the eviction order disagree.
+
+    kinds: of one model's layers.
+    """
+    name, ledger = kinds[0].model.name, state.ledger
+    counts = [_counts(state, kv) for kv in kinds]
+    used, held, cached = (sum(each) for each in zip(*counts, strict=True))
+    assert used == ledger.used(name), f"{name}: used blocks are miscounted"
+    assert held == ledger.batch_used(name), f"{name}: batch blocks are miscounted"
+    assert cached == ledger.cached(name), f"{name}: cached blocks are miscounted"
+    for kv in kinds:
+        _check_order(kv, order)
+        same = kv.sequences.num_columns == kinds[0].sequences.num_columns
+        assert same.all(), f"{name}: layers of a sequence have columns for different lengths"
+        same = kv.sequences.num_committed == kinds[0].sequences.num_committed
+        assert same.all(), f"{name}: layers of a sequence have committed different lengths"
+
+
+def _counts(state: LentState, kv: ModelKv) -> tuple[int, int, int]:
+    """Return the used, the batch and the cached blocks of one kind of layers."""
+    per_column, columns = kv.columns.blocks_per_column, kv.columns
     live, read = columns.owners != 0, columns.refs > 0
     is_lent = np.zeros(len(live), dtype=np.bool_)
     is_lent[lent_columns(kv)[0]] = True
     batch = read & ~is_lent & (columns.owners == RIGHT if state.is_on else np.zeros_like(live))
-    used = np.count_nonzero(read & ~is_lent & ~batch)
+    used = int(np.count_nonzero(read & ~is_lent & ~batch))
     used += int((kv.sequences.num_columns - kv.sequences.num_named).sum())
     used = used * per_column + _num_orphans(state, kv, is_left=True)
-    assert used == state.ledger.used(name), f"{name}: used blocks are miscounted"
-    held = np.count_nonzero(batch) * per_column + _num_orphans(state, kv, is_left=False)
-    assert held == state.ledger.batch_used(name), f"{name}: batch blocks are miscounted"
-    cached = np.count_nonzero(live & ~read) * per_column
-    assert cached == state.ledger.cached(name), f"{name}: cached blocks are miscounted"
+    held = int(np.count_nonzero(batch)) * per_column + _num_orphans(state, kv, is_left=False)
+    return used, held, int(np.count_nonzero(live & ~read)) * per_column
+
+
+def _check_order(kv: ModelKv, order: EvictionOrder) -> None:
+    name, columns = kv.name, kv.columns
+    live, read = columns.owners != 0, columns.refs > 0
     published = set(kv.prefix.published().tolist())
-    evictable = {column for model, column in order if model == name}
+    evictable = {column for kind, column in order if kind == name}
     unread = set(np.flatnonzero(live & ~read).tolist())
     assert evictable == unread, f"{name}: unread columns and the eviction order differ"
-    first = {column for model, column in order.batch_class if model == name}
+    first = {column for kind, column in order.batch_class if kind == name}
     assert not columns.was_left[list(first)].any(), f"{name}: an interactive prefix goes first"
     assert unread <= published, f"{name}: a cached column cannot be found"
 
@@ -73,7 +95,8 @@ def check_cache(state: LentState, order: EvictionOrder) -> None:
     state.ledger.check()
     for kv in state.models:
         kv.check()
-        check_counts(state, kv, order)
+    for kinds in state.kinds.values():
+        check_counts(state, kinds, order)
     check_owners(state)
     if state.is_on:
         check_lending(state)
@@ -140,7 +163,7 @@ def _check_lenders(
 ) -> None:
     """Check who lent `blocks`, each at an index of one of the lent `columns`, and what is saved."""
     lenders, cells = state.lenders, columns * kv.columns.blocks_per_column + indices
-    assert (lenders.models[blocks] == state.index[kv.model.name]).all(), "a lender elsewhere"
+    assert (lenders.models[blocks] == state.index[kv.name]).all(), "a lender elsewhere"
     assert (lenders.cells[blocks] == cells).all(), "a lender in another column"
     for is_left in (False, True):
         is_ours = (kv.columns.owners[columns] == LEFT) == is_left
@@ -177,7 +200,7 @@ def _check_jobs(state: LentState) -> None:
     """Flags and counts of sequences and blocks are those of the running jobs."""
     saving = Counter(key for job in state.jobs.values() for key in job.saved)
     for kv in state.models:
-        name, counts = kv.model.name, kv.lent.num_saving
+        name, counts = kv.name, kv.lent.num_saving
         expected = {row: n for (model, row), n in saving.items() if model == name}
         assert {int(r): int(counts[r]) for r in np.flatnonzero(counts)} == expected, "saving"
         restoring = {row for each in state.restores if each.kv is kv for row in each.rows.tolist()}

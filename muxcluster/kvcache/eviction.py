@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from muxcluster.kvcache.model import ModelKv
 from muxcluster.kvcache.pool import LEFT, RIGHT, BlockLedger, BlockPool
 
-Entry = tuple[str, int]  # a model's name and one of its columns
+Entry = tuple[str, int]  # the name of a kind of layers and one of its columns
 
 
 class EvictionOrder:
@@ -19,14 +19,15 @@ class EvictionOrder:
 
     Least recently released first. A sequence that closes adds its columns deepest first, and a
     reader or a pin of a column holds its ancestors too, which interactive sequences read if they
-    read the column; so children always stand before their parents and eviction is leaf-first.
+    read the column; so children always stand before their parents and eviction is leaf-first. Where
+    layers have a window, sequences give parents back before children, which need none to be found.
     """
 
     def __init__(self) -> None:
         self._batch: OrderedDict[Entry, None] = OrderedDict()
         self._others: OrderedDict[Entry, None] = OrderedDict()
         self._pinned: OrderedDict[Entry, None] = OrderedDict()
-        self.num_pinned: Counter[str] = Counter()  # pinned columns here, by model
+        self.num_pinned: Counter[str] = Counter()  # pinned columns here, by kind of layers
 
     def __len__(self) -> int:
         return sum(map(len, self._queues))
@@ -109,7 +110,7 @@ class EvictionOrder:
             self._queue(is_left)[model, column] = None
 
     def take(self, blocks: int, sizes: Mapping[str, int]) -> dict[str, list[int]]:
-        """Remove entries until they hold `blocks` blocks; return the columns of each model.
+        """Remove entries until they hold `blocks` blocks; return the columns of each kind.
 
         sizes: blocks of a column. Raises AssertionError where there are fewer blocks.
         """
@@ -137,6 +138,10 @@ class _Pin(NamedTuple):
     kv: ModelKv
     keys: tuple[bytes, ...]
 
+    @property
+    def entries(self) -> list[tuple[str, bytes]]:
+        return [(self.kv.name, key) for key in self.keys]
+
 
 class Pins:
     """Prefixes that requests to come will need, by pin id; a block in any of them is pinned.
@@ -145,57 +150,66 @@ class Pins:
     blocks still get them. Chains begin at the root, so ancestors of a pinned column are pinned too.
     """
 
-    def __init__(self, models: Mapping[str, ModelKv], order: EvictionOrder) -> None:
+    def __init__(self, models: Mapping[str, Sequence[ModelKv]], order: EvictionOrder) -> None:
+        """models: the kinds of layers of each model."""
         self._models = models
+        self._kinds = {kv.name: kv for kinds in models.values() for kv in kinds}
         self._order = order
-        self._pins: dict[str, _Pin] = {}
-        self._counts: Counter[bytes] = Counter()
+        self._pins: dict[str, list[_Pin]] = {}
+        self._counts: Counter[tuple[str, bytes]] = Counter()  # by kind of layers and key
 
     @property
     def idle_blocks(self) -> int:
         """Unread pinned blocks in the cache."""
         counts = self._order.num_pinned.items()
-        return sum(self._models[name].columns.blocks_per_column * count for name, count in counts)
+        return sum(self._kinds[name].columns.blocks_per_column * count for name, count in counts)
 
     def add(self, pin_id: str, model: str, hashes: Sequence[bytes]) -> None:
-        """Pin the blocks of the chain `hashes`, instead of what the same id had pinned."""
+        """Pin the blocks of the chain `hashes`, instead of what the same id had pinned.
+
+        Of layers with a window, those that the token after it sees.
+        """
         self.remove(pin_id)
-        pin = self._pins[pin_id] = _Pin(self._models[model], tuple(hashes))
-        self._counts.update(pin.keys)
-        self._order.pin(model, self._unread(pin, pin.keys))
+        pins = self._pins[pin_id] = [
+            _Pin(kv, tuple(hashes[kv.first_seen(len(hashes)) :])) for kv in self._models[model]
+        ]
+        for pin in pins:
+            self._counts.update(pin.entries)
+            self._order.pin(pin.kv.name, self._unread(pin.kv, pin.keys))
 
     def remove(self, pin_id: str) -> None:
         """Remove the pin; an unknown one is ignored."""
-        pin = self._pins.pop(pin_id, None)
-        if pin is None:
-            return
-        self._counts.subtract(pin.keys)
-        freed = [key for key in pin.keys if not self._counts[key]]
-        for key in freed:
-            del self._counts[key]
-        unread = self._unread(pin, freed)
-        self._order.unpin(pin.kv.model.name, unread, pin.kv.columns.was_left[unread].tolist())
+        for pin in self._pins.pop(pin_id, ()):
+            self._counts.subtract(pin.entries)
+            freed = [key for name, key in pin.entries if not self._counts[name, key]]
+            for key in freed:
+                del self._counts[pin.kv.name, key]
+            unread = self._unread(pin.kv, freed)
+            self._order.unpin(pin.kv.name, unread, pin.kv.columns.was_left[unread].tolist())
 
     def among(self, kv: ModelKv, columns: Sequence[int]) -> frozenset[int]:
         """Return those of `columns` that are pinned."""
         if not self._counts:
             return frozenset()
         keys = zip(columns, kv.prefix.keys(columns), strict=True)
-        return frozenset(column for column, key in keys if key in self._counts)
+        name = kv.name
+        return frozenset(
+            column for column, key in keys if key is not None and (name, key) in self._counts
+        )
 
-    def _unread(self, pin: _Pin, keys: Sequence[bytes]) -> list[int]:
+    def _unread(self, kv: ModelKv, keys: Sequence[bytes]) -> list[int]:
         """Return the unread cached columns that hold `keys`, deepest first."""
-        columns = pin.kv.prefix.holders(keys)
-        refs = pin.kv.columns.refs
+        columns = kv.prefix.holders(keys)
+        refs = kv.columns.refs
         return [column for column in reversed(columns) if refs[column] == 0]
 
     def check(self) -> None:
         """Raise AssertionError where other columns than pinned ones are in the pinned queue."""
-        keys = [key for pin in self._pins.values() for key in pin.keys]
+        keys = [entry for pins in self._pins.values() for pin in pins for entry in pin.entries]
         assert self._counts == Counter(keys), "pins are miscounted"
         found = Counter[str]()
         for name, column in self._order:
-            is_pinned = column in self.among(self._models[name], (column,))
+            is_pinned = column in self.among(self._kinds[name], (column,))
             assert is_pinned == self._order.is_pinned((name, column)), "pinned in the wrong queue"
             found[name] += is_pinned
         assert +found == +self._order.num_pinned, "pinned columns are miscounted"
@@ -208,23 +222,34 @@ class CachedColumns:
         self,
         pool: BlockPool,
         ledger: BlockLedger,
-        models: Mapping[str, ModelKv],
+        models: Mapping[str, Sequence[ModelKv]],
         *,
         is_bidirectional: bool,
     ) -> None:
-        """is_bidirectional: blocks that only batch sequences read are counted apart."""
-        self._pool, self._ledger, self._models = pool, ledger, models
+        """models: the kinds of layers of each. is_bidirectional: blocks that only batch sequences
+        read are counted apart."""
+        self._pool, self._ledger = pool, ledger
+        self._kinds = {kv.name: kv for kinds in models.values() for kv in kinds}
         self._is_bidirectional = is_bidirectional
         self.order = EvictionOrder()
         self.pins = Pins(models, self.order)
 
     def affordable(self, kv: ModelKv, columns: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the first of `columns` (int32 [n]) that the quota lets a sequence of it read."""
+        quota_left = self._ledger.quota_left(kv.model.name)
+        return columns[: self._costs(kv, columns).searchsorted(quota_left, side="right")]
+
+    def cost(self, kv: ModelKv, columns: NDArray[np.int32]) -> int:
+        """Return the blocks that a sequence which reads `columns` (int32 [n]) is charged for."""
+        costs = self._costs(kv, columns)
+        return int(costs[-1]) if len(costs) else 0
+
+    def _costs(self, kv: ModelKv, columns: NDArray[np.int32]) -> NDArray[np.intp]:
+        """Return what the first, the first two, ... of `columns` cost, [n]."""
         store = kv.columns
         refs = store.left_refs if self._is_bidirectional else store.refs
-        cost = np.cumsum(refs[columns] == 0) * store.blocks_per_column
-        quota_left = self._ledger.quota_left(kv.model.name)
-        return columns[: cost.searchsorted(quota_left, side="right")]
+        costs: NDArray[np.intp] = np.cumsum(refs[columns] == 0) * store.blocks_per_column
+        return costs
 
     def attach(self, kv: ModelKv, columns: NDArray[np.int32], owner: int) -> None:
         """Give published `columns` (int32 [n]) a reader of the side `owner`.
@@ -237,7 +262,7 @@ class CachedColumns:
         # read by batch sequences alone until now
         joined = ~is_unread & (store.left_refs[columns] == 0) & (owner == LEFT)
         store.attach(columns, owner)
-        self.order.remove((name, column) for column in unread.tolist())
+        self.order.remove((kv.name, column) for column in unread.tolist())
         self._ledger.revive(
             name, len(unread) * store.blocks_per_column, is_batch=self._is_apart(owner)
         )
@@ -283,7 +308,7 @@ class CachedColumns:
         for holder, is_left in zip(holders, was_left, strict=True):
             if holder is not None and is_left:  # it stands for what an interactive sequence held
                 store.was_left[holder] = True
-        self.order.release(name, leaving, holders, was_left, self.pins.among(kv, leaving))
+        self.order.release(kv.name, leaving, holders, was_left, self.pins.among(kv, leaving))
         is_freed = [holder != column for column, holder in zip(leaving, holders, strict=True)]
         freed = columns[np.array(is_freed, dtype=np.bool_)]
         if len(freed):
@@ -300,13 +325,13 @@ class CachedColumns:
 
     def evict(self, blocks: int) -> None:
         """Free at least `blocks` blocks of cached columns."""
-        sizes = {name: kv.columns.blocks_per_column for name, kv in self._models.items()}
+        sizes = {name: kv.columns.blocks_per_column for name, kv in self._kinds.items()}
         for name, columns in self.order.take(blocks, sizes).items():
-            kv = self._models[name]
+            kv = self._kinds[name]
             ids = np.array(columns, dtype=np.int32)
             kv.prefix.forget(columns)
             self._free(kv, ids)
-            self._ledger.evict(name, len(columns) * kv.columns.blocks_per_column)
+            self._ledger.evict(kv.model.name, len(columns) * kv.columns.blocks_per_column)
 
     def _free(self, kv: ModelKv, columns: NDArray[np.int32]) -> None:
         self._pool.release(*kv.columns.remove(columns))

@@ -1,4 +1,4 @@
-"""One model's part of the bookkeeping: its columns, sequences, prefixes and lent columns."""
+"""One kind of layers of a model: its columns, sequences, prefixes and lent columns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from muxcluster.core.job import TableDelta
 from muxcluster.core.kvshape import KvShape
+from muxcluster.kvcache.kinds import LayerKind, layer_kinds
 from muxcluster.kvcache.lending.blocks import ColumnsOverLent, LentColumns
 from muxcluster.kvcache.pool import LEFT
 from muxcluster.kvcache.prefix import PrefixGroups, PrefixIndex
@@ -28,6 +29,14 @@ class KvModel:
     # True if a column holds each token's KV in its place. Else a job that writes to a column may
     # write to all of it, and it is lent and saved whole.
     is_positional: bool = True
+    # A token of `window_layers`, ascending, sees only the last `window` tokens, itself among them.
+    window: int = 0
+    window_layers: tuple[int, ...] = ()
+
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """Return its kinds of layers: see `layer_kinds`. A window of all tokens is none."""
+        layers = self.window_layers if 0 < self.window < self.max_model_len else ()
+        return layer_kinds(self.name, self.shape, self.window, layers)
 
 
 NumTokens = TypeVar("NumTokens", int, NDArray[np.int32])
@@ -36,7 +45,10 @@ Allocate = Callable[[NDArray[np.uint8]], NDArray[np.int32]]
 
 
 class ModelKv:
-    """Column store, sequence table, prefix index and lent columns of one model, without quotas.
+    """Column store, sequence table, prefix index and lent columns of one kind of layers.
+
+    Without quotas. A model whose layers all see the same tokens has one kind, another two, whose
+    sequences grow together.
 
     Where blocks have no ids, a column gets one only when it is published.
     """
@@ -44,14 +56,17 @@ class ModelKv:
     def __init__(
         self,
         model: KvModel,
+        kind: LayerKind,
         num_blocks: int,
         block_bytes: int,
         has_block_ids: bool,
         num_host_blocks: int | None,
     ) -> None:
         """num_host_blocks: for lent columns; None where no column is ever lent."""
-        per_column = model.shape.blocks_per_column
+        per_column = len(kind.cells)
         self.model = model
+        self.kind = kind
+        self.name = kind.name  # in the unit; `model.name` is whom its blocks are charged to
         self.block_bytes = block_bytes
         self.block_tokens = model.shape.block_tokens(block_bytes)
         self.slot_bytes = model.shape.slot_bytes
@@ -68,7 +83,8 @@ class ModelKv:
         self.lent = LentColumns(model.max_seqs, shape, most_empty)
         self.over_lent = ColumnsOverLent(model.max_seqs, self.block_tokens)
         self.prefix = PrefixIndex()
-        self.groups = PrefixGroups(self.columns, self.sequences, model.shared_prefix_tokens)
+        shared = 0 if kind.window else model.shared_prefix_tokens
+        self.groups = PrefixGroups(self.columns, self.sequences, shared)
         # Live views for others to read, int32 [max_seqs].
         self.capacity = _read_only(self.sequences.capacity)
         self.num_committed = _read_only(self.sequences.num_committed)
@@ -82,7 +98,10 @@ class ModelKv:
         return self.columns.table_bytes + others
 
     def delta(self, rows: NDArray[np.int32]) -> TableDelta:
-        """Return the whole tables of `rows` but lent columns; empty where blocks have no ids."""
+        """Return the tables of `rows` but lent columns; empty where blocks have no ids.
+
+        blocks: of its layers alone, int32 [n, columns.num_ids].
+        """
         if not self._names_all:
             return self.nothing
         entries, positions = self.sequences.entries(rows)
@@ -110,20 +129,43 @@ class ModelKv:
         self.sequences.append(lack, growth, columns)
         return TableDelta(growth.rows, growth.positions, blocks)
 
-    def commit(self, row: int, hashes: Sequence[bytes]) -> None:
-        """Publish the next len(hashes) columns of `row`, which are computed, but lent ones."""
+    def commit(self, row: int, hashes: Sequence[bytes], *, is_private: bool = False) -> None:
+        """Publish the next len(hashes) columns of `row`, which are computed and not lent.
+
+        Not those that were given back. is_private: others may not read them yet.
+        """
         sequences, owner = self.sequences, int(self.sequences.owners[row])
-        if self._may_lend and self.lent.counts[row]:
-            whole = sequences.num_columns[row] - self.lent.counts[row]
-            hashes = hashes[: whole - sequences.num_committed[row] // self.block_tokens]
         place = sequences.advance(row, len(hashes))
-        if not self.model.prefix_caching:
+        count = place.stop - place.start
+        if not self.model.prefix_caching or count == 0:
             return
         if not self._names_all:
-            blocks = np.empty((len(hashes), 0), dtype=np.int32)
-            owners = np.full(len(hashes), owner, dtype=np.uint8)
+            blocks = np.empty((count, 0), dtype=np.int32)
+            owners = np.full(count, owner, dtype=np.uint8)
             sequences.name(row, self.columns.add(blocks, owners))
-        self.prefix.commit(sequences.columns[row, place], hashes)
+        columns = sequences.columns[row, place]
+        self.prefix.commit(columns, hashes[len(hashes) - count :])
+        if is_private:
+            self.columns.is_private[columns] = True
+
+    def num_committable(self, row: int) -> int:
+        """Return how many columns of `row` after the committed ones are not lent."""
+        whole = int(self.sequences.num_columns[row] - self.lent.counts[row])
+        return whole - int(self.sequences.num_committed[row]) // self.block_tokens
+
+    def find(self, hashes: Sequence[bytes]) -> tuple[int, NDArray[np.int32]]:
+        """Return the cached columns with which a sequence that begins with `hashes` may begin.
+
+        That is the place of the first of them in the sequence, and their ids, int32 [n]. Those
+        before it lie behind the window of all tokens to come.
+        """
+        if not self.kind.window:
+            return 0, self.prefix.match(hashes)
+        return self.prefix.match_seen(hashes, self.first_seen, self.columns.is_private)
+
+    def first_seen(self, num_columns: int) -> int:
+        """Return the first column that a token after so many columns sees."""
+        return self.kind.first_column(num_columns * self.block_tokens, self.block_tokens)
 
     def num_held(self, num_tokens: NumTokens) -> NumTokens:
         """Return how many places so many tokens may fill: see `KvModel.is_positional`."""
@@ -153,7 +195,8 @@ class ModelKv:
         held = self.sequences.columns[self.sequences.entries(rows)]
         refs = np.bincount(held, minlength=len(self.columns.refs))
         assert (refs == self.columns.refs).all(), "reference counts differ from the tables"
-        is_left = np.repeat(self.sequences.owners == LEFT, self.sequences.num_named)
+        num_held = self.sequences.num_named - self.sequences.begins
+        is_left = np.repeat(self.sequences.owners == LEFT, num_held)
         left_refs = np.bincount(held[is_left], minlength=len(self.columns.refs))
         assert (left_refs == self.columns.left_refs).all(), "left readers differ from the tables"
         assert self.columns.owners[self.prefix.keyed()].all(), "a free column has a key"
@@ -163,3 +206,19 @@ def _read_only(array: NDArray[np.int32]) -> NDArray[np.int32]:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def joined_tables(
+    kinds: Sequence[ModelKv], rows: NDArray[np.int32], positions: NDArray[np.int32]
+) -> TableDelta:
+    """Return the table entries of a model's `rows` at `positions` (int32 [n]) over all its layers.
+
+    An entry is 0 for layers that have no block there: it was given back, or is lent and gone. No
+    kernel reads it.
+    """
+    blocks = np.zeros((len(rows), kinds[0].model.shape.blocks_per_column), dtype=np.int32)
+    for kv in kinds if len(rows) else ():
+        held = (positions >= kv.sequences.begins[rows]).nonzero()[0]
+        columns = kv.sequences.columns[rows[held], positions[held]]
+        blocks[held[:, None], kv.kind.cells] = np.maximum(kv.columns.blocks[columns], 0)
+    return TableDelta(rows, positions, blocks)

@@ -5,7 +5,7 @@ a plain dict of keys is the radix tree over token blocks of one model, and a nod
 all its ancestors are published.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,12 @@ from muxcluster.kvcache.tables import ColumnStore, SequenceTable
 
 
 class PrefixIndex:
-    """Published columns of one model, keyed by chain hash.
+    """Published columns of one kind of layers, keyed by chain hash.
 
     A published column is immutable and full, so sequences of both sides may read it: attention
     takes its tokens in any order. Where it does not, keys differ by side
     (`ModelSpec.is_unordered`). A committed column whose key another column already publishes keeps
-    its key as a *spare*.
+    its key as a *spare*. Of layers with a window, a column may stay while those before it are gone.
     """
 
     def __init__(self) -> None:
@@ -41,6 +41,31 @@ class PrefixIndex:
                 break
             columns.append(column)
         return np.array(columns, dtype=np.int32)
+
+    def match_seen(
+        self,
+        hashes: Sequence[bytes],
+        first_seen: Callable[[int], int],
+        is_private: NDArray[np.bool_],
+    ) -> tuple[int, NDArray[np.int32]]:
+        """Return the longest part of the chain `hashes` that a window can go on from.
+
+        first_seen: the first column that the token after so many columns sees. All from that one on
+        must be published, and not private (by column). Returns the place of the first and the
+        columns, int32 [n].
+        """
+        published = self._published
+        columns: list[int] = []
+        begin = longest = 0  # of the published columns without a gap; of the parts that will do
+        for key in hashes:
+            column = published.get(key, -1)
+            columns.append(column)
+            if column < 0 or is_private[column]:
+                begin = len(columns)
+            elif first_seen(len(columns)) >= begin:
+                longest = len(columns)
+        first = first_seen(longest)
+        return first, np.array(columns[first:longest], dtype=np.int32)
 
     def holders(self, hashes: Sequence[bytes]) -> list[int]:
         """Return the columns that publish any of `hashes`, in their order."""

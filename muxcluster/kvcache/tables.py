@@ -35,6 +35,8 @@ class ColumnStore:
         # Owner bit of its blocks, 0 for a free column: left while a left sequence reads it, else
         # right; of an unread one, that of the last reader.
         self.owners = np.zeros(num_columns, dtype=np.uint8)
+        # Its key is not for others: its only reader counts on its blocks, see `ModelCache.slide`.
+        self.is_private = np.zeros(num_columns, dtype=np.bool_)
         self._free = IdStack(num_columns)
 
     def add(self, blocks: NDArray[np.int32], owners: NDArray[np.uint8]) -> NDArray[np.int32]:
@@ -79,6 +81,7 @@ class ColumnStore:
         Returns where none is left, bool [n].
         """
         places = columns.astype(np.intp)
+        self.is_private[places] = False
         refs = self.refs[places] - 1
         self.refs[places] = refs
         if owner == LEFT:
@@ -97,6 +100,7 @@ class ColumnStore:
         assert not self.owners[self._free.ids].any(), "a live column is on the free list"
         assert np.count_nonzero(self.owners) + len(self._free) == len(self.owners), "column lost"
         assert not self.refs[self.owners == 0].any(), "a free column has readers"
+        assert (self.refs[self.is_private] == 1).all(), "a private column has other readers"
         assert (self.left_refs >= 0).all(), "a column has a negative number of readers"
         assert (self.left_refs <= self.refs).all(), "more left readers than readers"
         is_left, is_read = self.left_refs > 0, self.refs > 0
@@ -137,39 +141,62 @@ class SequenceTable:
         self.names_all = names_all
         self.block_tokens = block_tokens
         self.max_columns = -(-max_model_len // block_tokens)
-        # Column ids, valid below num_named.
+        # Column ids, valid from begins to num_named.
         self.columns = np.zeros((max_seqs, self.max_columns), dtype=np.int32)
-        self.num_columns = np.zeros(max_seqs, dtype=np.int32)  # columns held
-        # Leading columns that have an id.
+        # Columns taken so far, with those that were given back; places in a row never move.
+        self.num_columns = np.zeros(max_seqs, dtype=np.int32)
+        # Leading columns that were given back: they lie wholly behind the sequence's window.
+        self.begins = np.zeros(max_seqs, dtype=np.int32)
+        # Leading columns that have an id, or were given back.
         self.num_named = self.num_columns if names_all else np.zeros(max_seqs, dtype=np.int32)
         self.capacity = np.zeros(max_seqs, dtype=np.int32)  # tokens that fit in the columns
         self.num_committed = np.zeros(max_seqs, dtype=np.int32)  # tokens in computed columns
         self.owners = np.zeros(max_seqs, dtype=np.uint8)  # owner bit of the side it fills from
         self.version = 0  # changes whenever a sequence has other computed columns than before
 
-    def open(self, row: int, owner: int, columns: NDArray[np.int32]) -> None:
-        """Begin a sequence whose first columns (int32 [n]) are computed already."""
+    def open(self, row: int, owner: int, columns: NDArray[np.int32], begin: int = 0) -> None:
+        """Begin a sequence whose columns from `begin` on (int32 [n]) are computed already.
+
+        It holds none of those before, which lie behind its window.
+        """
         assert self.owners[row] == 0, f"row {row} is open already"
         self.version += 1
-        self.owners[row] = owner
-        self.columns[row, : len(columns)] = columns
-        self.num_columns[row] = self.num_named[row] = len(columns)
-        self.capacity[row] = self.num_committed[row] = len(columns) * self.block_tokens
+        self.owners[row], self.begins[row] = owner, begin
+        end = begin + len(columns)
+        self.columns[row, begin:end] = columns
+        self.num_columns[row] = self.num_named[row] = end
+        self.capacity[row] = self.num_committed[row] = end * self.block_tokens
 
     def close(self, row: int) -> tuple[NDArray[np.int32], int]:
         """End a sequence; return its columns with ids, int32 [n], in order, and how many more."""
         assert self.owners[row] != 0, f"row {row} is not open"
         self.version += 1
         num_named = int(self.num_named[row])
-        columns = self.columns[row, :num_named].copy()
+        columns = self.columns[row, self.begins[row] : num_named].copy()
         num_others = int(self.num_columns[row]) - num_named
-        self.owners[row] = self.num_named[row] = 0
+        self.owners[row] = self.num_named[row] = self.begins[row] = 0
         self.num_columns[row] = self.capacity[row] = self.num_committed[row] = 0
         return columns, num_others
+
+    def give_back(self, row: int, begin: int) -> tuple[NDArray[np.int32], int]:
+        """Take the columns before `begin`, which the row no longer needs.
+
+        Returns their ids, int32 [n], in order, and how many more had none.
+        """
+        first, num_named = int(self.begins[row]), int(self.num_named[row])
+        assert first <= begin <= self.num_columns[row], f"row {row} has no columns to {begin}"
+        self.version += 1
+        named = min(begin, num_named)
+        columns = self.columns[row, first:named].copy()
+        self.begins[row] = begin
+        if begin > named:
+            self.num_named[row] = begin
+        return columns, begin - named
 
     def truncate(self, row: int, num_columns: int) -> NDArray[np.int32]:
         """Take the columns from `num_columns` on; return their ids, int32 [n], in order."""
         assert self.names_all, "columns without ids cannot be taken"
+        assert num_columns >= self.begins[row], "columns are taken that were given back"
         self.version += 1
         columns = self.columns[row, num_columns : self.num_columns[row]].copy()
         self.num_columns[row] = num_columns
@@ -230,13 +257,16 @@ class SequenceTable:
         self.count(lack)
 
     def advance(self, row: int, count: int) -> slice:
-        """Mark the next `count` columns as computed; return where they are in the row's table."""
+        """Mark the next `count` columns as computed.
+
+        Returns where they are in the row's table, without those that were given back.
+        """
         self.version += 1
         start = int(self.num_committed[row]) // self.block_tokens
         end = start + count
         assert end <= self.num_columns[row], f"row {row} commits columns it does not hold"
         self.num_committed[row] = end * self.block_tokens
-        return slice(start, end)
+        return slice(min(end, max(start, int(self.begins[row]))), end)
 
     def _check_rows(self, rows: NDArray[np.int32], wanted: NDArray[np.int32]) -> None:
         assert np.count_nonzero(self.owners[rows]) == len(rows), "a row grows that is not open"
@@ -245,10 +275,11 @@ class SequenceTable:
 
     def entries(self, rows: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return all entries of `rows` that have ids: rows and positions, int32 [n] each."""
-        counts = self.num_named[rows]
-        filled = np.arange(self.max_columns, dtype=np.int32) < counts[:, None]
+        firsts, ends = self.begins[rows], self.num_named[rows]
+        places = np.arange(self.max_columns, dtype=np.int32)
+        filled = (places >= firsts[:, None]) & (places < ends[:, None])
         positions = np.nonzero(filled)[1].astype(np.int32)
-        return np.repeat(rows, counts), positions
+        return np.repeat(rows, ends - firsts), positions
 
     def check(self) -> None:
         """Raise AssertionError where counts of a row contradict each other."""
@@ -256,4 +287,6 @@ class SequenceTable:
         assert (self.num_committed <= self.capacity).all(), "more committed than held"
         assert (self.num_columns <= self.max_columns).all(), "more tokens than max_model_len"
         assert (self.num_named <= self.num_columns).all(), "more ids than columns"
+        assert (self.begins <= self.num_named).all(), "columns are given back that were not taken"
+        assert not self.begins[self.owners == 0].any(), "a closed row has given columns back"
         assert not self.num_columns[self.owners == 0].any(), "a closed row holds columns"

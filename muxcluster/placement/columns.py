@@ -18,9 +18,20 @@ class Columns:
     num_heads: int
     head_dim: int
     tokens: int  # token slots of a block (`slots_of_block`); 0 if it is too small for 8
+    # Layers that keep only the last `window` tokens of a sequence that runs.
+    window: int = 0
+    num_window_layers: int = 0
 
     def num_blocks(self, num_tokens: int) -> int:
+        """Return the blocks of a sequence of which every layer has all tokens."""
         return -(-num_tokens // self.tokens) * self.num_layers * self.num_heads
+
+    def num_held(self, num_tokens: int) -> int:
+        """Return the blocks that a sequence of so many tokens holds while it runs, at most."""
+        columns = -(-num_tokens // self.tokens)
+        seen = min(columns, -(-self.window // self.tokens) + 1)
+        behind = self.num_window_layers * (columns - seen)
+        return (self.num_layers * columns - behind) * self.num_heads
 
 
 def columns(shape: ModelShape, itemsize: int, block_bytes: int, num_tokens: float) -> Columns:
@@ -36,7 +47,8 @@ def columns(shape: ModelShape, itemsize: int, block_bytes: int, num_tokens: floa
     if not shape.state_size:
         width = shape.head_dim
         tokens = slots_of_block(block_bytes, width, shape.kv_format(itemsize))
-        return Columns(shape.num_layers, shape.num_kv_heads, width, tokens)
+        windows = shape.window, len(shape.window_layers)
+        return Columns(shape.num_layers, shape.num_kv_heads, width, tokens, *windows)
     found = [
         _with_states(shape, itemsize, width, tokens)
         for width in _WIDTHS

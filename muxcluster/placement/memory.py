@@ -109,16 +109,28 @@ def block_bytes(demands: Sequence[Demand], limits: Limits) -> int:
 
 
 def sequence_blocks(demand: Demand, num_tokens: int, bytes_per_block: int, tp: int = 1) -> int:
-    """Blocks of one sequence of `num_tokens` on all GPUs of a mesh.
+    """Blocks of one sequence of `num_tokens` on all GPUs of a mesh, all tokens in every layer.
 
     Raises DoesNotFit if a block is too small, or as `columns_of`.
     """
+    return tp * _column(demand, bytes_per_block, tp).num_blocks(num_tokens)
+
+
+def held_blocks(demand: Demand, num_tokens: int, bytes_per_block: int, tp: int = 1) -> int:
+    """Blocks that a sequence of `num_tokens` holds while it decodes, windows' own alone.
+
+    Raises DoesNotFit as `sequence_blocks`.
+    """
+    return tp * _column(demand, bytes_per_block, tp).num_held(num_tokens)
+
+
+def _column(demand: Demand, bytes_per_block: int, tp: int) -> Columns:
     column = columns_of(demand, bytes_per_block, tp)
     if column.tokens == 0:
         raise DoesNotFit(
             demand.name, f"a block holds fewer than 8 tokens of head_dim {demand.shape.head_dim}"
         )
-    return tp * column.num_blocks(num_tokens)
+    return column
 
 
 def table_bytes(demand: Demand, bytes_per_block: int, tp: int = 1) -> int:

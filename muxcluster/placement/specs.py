@@ -144,6 +144,8 @@ def _model(
         slo=slo,
         weight_bytes=part_of(demand.shape, tp).active_bytes(demand.itemsize),
         kv_dtype=demand.shape.kv_dtype,
+        window=demand.shape.window,
+        window_layers=demand.shape.window_layers,
     )
 
 

@@ -51,7 +51,8 @@ def model_state(
         _PLANNED_STEP_S,
         _RATE_PERIODS * unit.scheduler.quota_period_s,
     )
-    return ModelState(spec, kv, meter, keeps_output=keeps_output)
+    most = unit.scheduler.token_budget
+    return ModelState(spec, kv, meter, keeps_output=keeps_output, most_tokens=most)
 
 
 def limits(policy: SchedulerSpec, max_steps: int) -> Limits:
@@ -155,6 +156,8 @@ def _kv_models(unit: UnitSpec, shared_tokens: int) -> tuple[KvModel, ...]:
             m.prefix_caching,
             0 if m.backend == DENSE else shared_tokens,
             m.is_positional,
+            m.window,
+            m.window_layers,
         )
         for m in unit.models
     )

@@ -93,6 +93,7 @@ class Completion:
         if job.phase is not Phase.DECODE:
             self._end_chunks(model, job, done, now)
         events = self._end_rows(model, job, done, now, faults) if done.has_ends else []
+        self._memory.give_back(model, table_rows)
         model.counters.output_tokens += len(done.tokens)
         return StepOutput(
             request_ids,

@@ -109,9 +109,13 @@ class FastForward:
         )
 
     def _steps_left(self, job: Job) -> int:
-        """Steps until one of the rows ends, that one not counted."""
-        table, table_rows = self._models[job.model].running, job.rows.table_rows
-        return int((table.max_total[table_rows] - table.num_tokens[table_rows]).min()) - 1
+        """Steps until one of the rows ends, that one not counted, or gives blocks back."""
+        model, table_rows = self._models[job.model], job.rows.table_rows
+        table = model.running
+        left = int((table.max_total[table_rows] - table.num_tokens[table_rows]).min()) - 1
+        # Blocks that come free may let in what waits.
+        before = model.kv.tokens_before_return(table_rows, table.num_computed[table_rows])
+        return left if before is None else min(left, before)
 
     def _has_blocks(self, lefts: Mapping[Job, int], longest: int) -> bool:
         """True where free and cached blocks, within the quotas, carry all through so many steps."""

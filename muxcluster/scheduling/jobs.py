@@ -36,6 +36,9 @@ class JobBuilder:
             samples = np.ones(len(rows), dtype=np.bool_)
         else:
             samples = starts + batch.counts == table.num_tokens[rows]
+        if model.kv.slides:
+            has_blocks = starts + batch.counts <= model.kv.capacity[rows]
+            assert has_blocks.all(), "a job computes tokens that have no blocks"
         table.start_job(rows)
         copies = batch.copies
         if copies is None:
@@ -101,9 +104,10 @@ class JobBuilder:
 
     def _tables(self, model: ModelState, batch: Batch) -> TableDelta:
         """Whole tables of admitted rows (a prefix may be attached), new entries of the others."""
-        if batch.grown is not None and not len(batch.admitted):
+        whole = self._whole(model, batch)
+        if batch.grown is not None and not len(whole):
             return batch.grown
-        admitted = model.kv.tables(np.array(batch.admitted, dtype=np.int32))
+        admitted = model.kv.tables(whole)
         if batch.grown is None or len(batch.grown) == 0:
             return admitted
         if len(admitted) == 0:
@@ -113,6 +117,13 @@ class JobBuilder:
             _joined(batch.grown.columns, admitted.columns),
             _joined(batch.grown.blocks, admitted.blocks),
         )
+
+    def _whole(self, model: ModelState, batch: Batch) -> TableRows:
+        """Rows whose tables are sent whole: admitted ones, and prompts that may have slid."""
+        admitted = np.array(batch.admitted, dtype=np.int32)
+        if not model.kv.slides:
+            return admitted
+        return np.union1d(admitted, batch.rows[model.running.is_prefilling[batch.rows]])
 
     def _admission(self, model: ModelState, row: int, now: float) -> Admission:
         live = model.running.at(row)

@@ -74,6 +74,12 @@ class PagedCase:
                     for place, token in zip(places, tokens, strict=True):
                         place.copy_(token)
 
+    def give_back(self, table_row: int, num_columns: int) -> None:
+        """Fill the blocks of the first columns with NaN, as if taken anew, and forget their ids."""
+        held = self.table[table_row, :, :num_columns]
+        self.pool[held.flatten().long()] = 0xFF
+        held.fill_(2**30)
+
     def attention(
         self,
         query: Tensor,

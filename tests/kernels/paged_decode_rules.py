@@ -104,6 +104,15 @@ class PagedDecodeRules:
         rows = {"table_rows": [0, 1, 0, 2], "lengths": [300, 0, 41, 120]}
         self.check(case, heads=3, sinks=some_sinks(3, case).half(), **rows)
 
+    @pytest.mark.parametrize(("block", "dtype"), [(16, torch.float32), (32, torch.float16)])
+    @pytest.mark.parametrize("window", [5, 40])
+    def test_blocks_behind_the_window_are_not_read(self, window, block, dtype):
+        lengths, rights = [150, 97, 64, 190], [False, False, True, True]
+        case = filled_case(lengths, 2, 128, dtype=dtype, rights=rights, block=block)
+        for table_row, length in enumerate(lengths):
+            case.give_back(table_row, max(0, length - window) // case.block_tokens)
+        self.check(case, heads=4, sliding_window=window)
+
     @pytest.mark.parametrize("group", [1, 3, 4, 8, 17, 35])
     def test_grouped_queries(self, group):
         self.check(filled_case([3, 40, 70], 3, 64, rights=[True, False, True]), heads=3 * group)

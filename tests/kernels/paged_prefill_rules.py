@@ -111,6 +111,16 @@ class PagedPrefillRules:
         check(self.paged_prefill, case, heads=6, **options)
         check(self.paged_prefill, case, heads=6, starts=[1, 30, 32, 35], **options)
 
+    @pytest.mark.parametrize("block", [16, 32])
+    @pytest.mark.parametrize("window", [5, 40])
+    def test_blocks_behind_the_window_are_not_read(self, window, block):
+        starts, lengths = [110, 90, 141, 61], [150, 97, 150, 190]
+        rights = [False, False, True, True]
+        case = filled_case(lengths, 2, 128, dtype=torch.float16, rights=rights, block=block)
+        for table_row, start in enumerate(starts):
+            case.give_back(table_row, max(0, start + 1 - window) // case.block_tokens)
+        check(self.paged_prefill, case, heads=4, starts=starts, sliding_window=window)
+
     @pytest.mark.parametrize("group", [1, 4, 8])
     def test_grouped_queries(self, group):
         case = filled_case([3, 20, 40], 2, 64, rights=[True, False, True])

@@ -24,11 +24,29 @@ class Layout:
 
     block_tokens: int
     units: int
+    # Blocks of a column whose layers see as far back as each other, and how far; 0: all tokens.
+    kinds: tuple[tuple[tuple[int, ...], int], ...]
 
     @classmethod
     def of(cls, model: KvModel) -> "Layout":
         slot_bytes = model.shape.head_dim * model.shape.itemsize
-        return cls(BLOCK_BYTES // (2 * slot_bytes) // 8 * 8, slot_bytes // UNIT_BYTES)
+        windowed = set(model.window_layers)
+        layers = range(model.shape.num_layers)
+        parts = (
+            ([layer for layer in layers if layer not in windowed], 0),
+            ([layer for layer in layers if layer in windowed], model.window),
+        )
+        heads = range(model.shape.num_kv_heads)
+        kinds = tuple(
+            (tuple(layer * len(heads) + head for layer in some for head in heads), window)
+            for some, window in parts
+            if some
+        )
+        return cls(BLOCK_BYTES // (2 * slot_bytes) // 8 * 8, slot_bytes // UNIT_BYTES, kinds)
+
+    def first_seen(self, num_tokens: int, window: int) -> int:
+        """The first column with a token that the next one sees."""
+        return max(0, num_tokens + 1 - window) // self.block_tokens if window else 0
 
     def units_at(self, place: int) -> slice:
         return slice(place * self.units, (place + 1) * self.units)
@@ -50,11 +68,16 @@ class Memory:
         """Write a token to all blocks of its column; each holds a number of its own."""
         self.pool[blocks, units] = (value * 8 + np.arange(len(blocks)))[:, None]
 
-    def column(self, blocks: np.ndarray, layout: Layout, side: Side) -> list[int]:
-        """The tokens of a column, 0 where its blocks or a token's units do not agree."""
-        found = self.pool[blocks, : layout.block_tokens * layout.units]
-        found = found.reshape(len(blocks), layout.block_tokens, layout.units)
-        found = found - np.arange(len(blocks))[:, None, None]
+    def column(
+        self, blocks: np.ndarray, layout: Layout, side: Side, cells: tuple[int, ...]
+    ) -> list[int]:
+        """The tokens of a column, 0 where its blocks or a token's units do not agree.
+
+        cells: which of the column's blocks to look at.
+        """
+        found = self.pool[blocks[list(cells)], : layout.block_tokens * layout.units]
+        found = found.reshape(len(cells), layout.block_tokens, layout.units)
+        found = found - np.array(cells)[:, None, None]
         tokens = np.where((found == found[:1, :, :1]).all(axis=(0, 2)), found[0, :, 0] // 8, 0)
         return (tokens if side is Side.LEFT else tokens[::-1]).tolist()
 

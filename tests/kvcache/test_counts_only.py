@@ -28,8 +28,8 @@ class Twins:
             assert np.array_equal(first, second), name
             return first
 
-        def call(*arguments):
-            answer, counted = first(*arguments), second(*arguments)
+        def call(*arguments, **options):
+            answer, counted = first(*arguments, **options), second(*arguments, **options)
             if isinstance(answer, ModelCache):
                 return Twins(answer, counted)
             if isinstance(answer, TableDelta):

@@ -6,7 +6,7 @@ import numpy as np
 
 from muxcluster.core.job import Side, SlotCopies
 from muxcluster.kvcache.pool import Shortage
-from tests.kvcache.world import MODELS, World
+from tests.kvcache.world import World
 
 MOST_JOBS, MOST_TEXTS = 4, 10
 
@@ -35,8 +35,8 @@ class LendingWalk:
         return [k for k, t in texts if t.job is None and (side is None or t.side is side)]
 
     def open(self) -> None:
-        model = self.draw.choice(list(MODELS))
-        rows = range(MODELS[model].max_seqs)
+        model = self.draw.choice(list(self.world.models))
+        rows = range(self.world.models[model].max_seqs)
         closed = [row for row in rows if (model, row) not in self.world.texts]
         if closed and len(self.world.texts) < MOST_TEXTS:
             path = self.draw.choices((1, 2), (4, 1), k=self.draw.randint(0, 3))
@@ -71,13 +71,15 @@ class LendingWalk:
 
     def room(self) -> None:
         """A left sequence is admitted: it takes blocks long before it writes there."""
-        num_lent = {name: self.world.cache.of(name).num_lent for name in MODELS}
+        num_lent = {name: self.world.cache.of(name).num_lent for name in self.world.models}
         if idle := [key for key in self._idle(Side.LEFT) if not num_lent[key[0]][key[1]]]:
             model, row = self.draw.choice(idle)
-            self.world.grow(model, {row: self.draw.randint(1, MODELS[model].max_model_len)})
+            most = self.world.models[model].max_model_len
+            self.world.grow(model, {row: self.draw.randint(1, most)})
 
     def quota(self) -> None:
-        self.world.cache.set_quotas({self.draw.choice(list(MODELS)): self.draw.randint(20, 60)})
+        model = self.draw.choice(list(self.world.models))
+        self.world.cache.set_quotas({model: self.draw.randint(20, 60)})
 
     def drop(self) -> None:
         self.world.cache.drop_cache()
@@ -130,7 +132,7 @@ class LendingWalk:
             self.lend()
 
     def _counts(self, model: str, rows: list[int]) -> dict[int, int]:
-        most = MODELS[model].max_model_len
+        most = self.world.models[model].max_model_len
         wanted: dict[int, int] = {}
         for row in rows:
             room = most - len(self.world.texts[model, row].tokens)

@@ -7,32 +7,45 @@ is whole must find its own numbers through its tables.
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
 from muxcluster.core.hashing import extend_hashes, root_hash
 from muxcluster.core.job import Side, SlotCopies, TableDelta
 from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.model import KvModel
 from muxcluster.kvcache.pool import Shortage
 from tests.kvcache.memory_world import BLOCK_BYTES, ODD, WIDE, Layout, Memory, copy_slots
 
 MODELS = {model.name: model for model in (WIDE, ODD)}
-LAYOUTS = {name: Layout.of(model) for name, model in MODELS.items()}
 Key = tuple[str, int]
+
+
+@cache
+def _layout(model: KvModel) -> Layout:
+    return Layout.of(model)
 
 
 @dataclass
 class Text:
-    """A live sequence. tokens: the numbers computed so far. job: the one it runs in.
+    """A live sequence. job: the one it runs in.
 
     attached: the sides from which its first columns were filled, which others computed.
     """
 
     side: Side
     hashes: list[bytes]
-    tokens: list[int]
+    # As each kind of layers has them; layers with a window may have read a column that was computed
+    # by another sequence than that of the others. 0: the window had left them behind.
+    by_kind: list[list[int]]
     job: int | None = None
     attached: list[Side] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The numbers computed so far."""
+        return self.by_kind[0]
 
     def side_of(self, column: int) -> Side:
         return self.attached[column] if column < len(self.attached) else self.side
@@ -57,10 +70,13 @@ class World:
     cache: KvCache
     memory: Memory
     draw: random.Random
+    models: Mapping[str, KvModel] = field(default_factory=lambda: MODELS)
     texts: dict[Key, Text] = field(default_factory=dict)
     runs: dict[int, Run] = field(default_factory=dict)
     tables: dict[Key, dict[int, np.ndarray]] = field(default_factory=dict)
-    published: dict[bytes, set[tuple[Side, tuple[int, ...]]]] = field(default_factory=dict)
+    published: dict[tuple[bytes, int], set[tuple[Side, tuple[int, ...]]]] = field(
+        default_factory=dict
+    )
     restoring: set[Key] = field(default_factory=set)
     last: int = 0
     num_across: int = 0  # columns that a sequence read and one of the other side computed
@@ -74,17 +90,22 @@ class World:
         quotas: Mapping[str, int],
         *,
         saves_lazily: bool = True,
+        models: Mapping[str, KvModel] = MODELS,
     ) -> "World":
         cache = KvCache(
             num_blocks,
             BLOCK_BYTES,
-            tuple(MODELS.values()),
+            tuple(models.values()),
             quotas,
             num_host_blocks=num_host_blocks,
             is_bidirectional=True,
             saves_lazily=saves_lazily,
         )
-        return cls(cache, Memory(num_blocks, num_host_blocks), random.Random(seed))
+        memory = Memory(num_blocks, num_host_blocks)
+        return cls(cache, memory, random.Random(seed), models)
+
+    def layout(self, model: str) -> Layout:
+        return _layout(self.models[model])
 
     def next(self) -> int:
         """A number never used before: a token, or a job's id."""
@@ -93,21 +114,35 @@ class World:
 
     def open(self, model: str, row: int, path: list[int], side: Side) -> None:
         """Begin a sequence whose i-th block repeats path[i]; attached columns bring tokens."""
-        layout = LAYOUTS[model]
+        layout = self.layout(model)
         tokens = np.repeat(np.array(path, dtype=np.int32), layout.block_tokens)
-        hashes = list(extend_hashes(root_hash(model, ""), tokens, layout.block_tokens))
+        # Where a token may see a part of a block, its order counts: see `ModelSpec.is_unordered`.
+        salt = str(side) if self.models[model].window else ""
+        hashes = list(extend_hashes(root_hash(model, salt), tokens, layout.block_tokens))
         attached = self.cache.of(model).open(row, hashes, side)
-        text = self.texts[model, row] = Text(side, hashes, [])
+        text = Text(side, hashes, [[] for _ in layout.kinds])
+        self.texts[model, row] = text
         self.tables[model, row] = {}
         self._apply(model, self.cache.of(model).tables(np.array([row], dtype=np.int32)))
         for i in range(attached // layout.block_tokens):
-            blocks = self.tables[model, row][i]
-            found = {each: self.memory.column(blocks, layout, each) for each in Side}
-            filled = [s for s in Side if (s, tuple(found[s])) in self.published[hashes[i]]]
-            assert len(filled) == 1, "a cached column was damaged"
-            text.attached += filled
-            text.tokens += found[filled[0]]
-            self.num_across += filled[0] is not side
+            text.attached.append(side)
+            for kind, (_, window) in enumerate(layout.kinds):
+                if i < layout.first_seen(attached, window):
+                    text.by_kind[kind] += [0] * layout.block_tokens
+                else:
+                    text.attached[i] = self._read_cached(model, row, i, kind)
+            self.num_across += text.attached[i] is not side
+
+    def _read_cached(self, model: str, row: int, column: int, kind: int) -> Side:
+        """The sequence has found a cached column; the side from which it was filled."""
+        text, layout = self.texts[model, row], self.layout(model)
+        blocks, cells = self.tables[model, row][column], layout.kinds[kind][0]
+        known = self.published[text.hashes[column], kind]
+        found = {each: self.memory.column(blocks, layout, each, cells) for each in Side}
+        filled = [side for side in Side if (side, tuple(found[side])) in known]
+        assert len(filled) == 1, "a cached column was damaged"
+        text.by_kind[kind] += found[filled[0]]
+        return filled[0]
 
     def grow(self, model: str, wanted: Mapping[int, int]) -> bool:
         """Room for so many tokens in these rows; False where blocks are short."""
@@ -178,17 +213,17 @@ class World:
         memory = self.memory
         for copies in run.copies:
             some = self._some(copies.saves, share)
-            copy_slots(memory.pool, memory.host, LAYOUTS[copies.model], some)
+            copy_slots(memory.pool, memory.host, self.layout(copies.model), some)
 
     def _copy(self, run: Run, share: float) -> None:
         memory = self.memory
         for copies in run.copies:
-            layout = LAYOUTS[copies.model]
+            layout = self.layout(copies.model)
             copy_slots(memory.pool, memory.pool, layout, self._some(copies.moves, share))
             copy_slots(memory.host, memory.pool, layout, self._some(copies.restores, share))
 
     def _write(self, run: Run, share: float) -> None:
-        layout = LAYOUTS[run.model]
+        layout = self.layout(run.model)
         for row, tokens in run.writes.items():
             text, table = self.texts[run.model, row], run.tables[row]
             self._check_text(run.model, row, table)
@@ -209,19 +244,24 @@ class World:
             text.job = None
             self.restoring.discard((run.model, row))
             if succeeded:
-                text.tokens += tokens
+                for numbers in text.by_kind:
+                    numbers += tokens
                 self._commit(run.model, row)
+                self.cache.of(run.model).give_back(
+                    np.array([row], dtype=np.int32), np.array([len(text.tokens)], dtype=np.int32)
+                )
         for model, row in lost:
             assert not self.cache.of(model).lending.can_restore(row)
             self.close(model, row)
 
     def _commit(self, model: str, row: int) -> None:
-        text, width = self.texts[model, row], LAYOUTS[model].block_tokens
+        text, width = self.texts[model, row], self.layout(model).block_tokens
         start = int(self.cache.of(model).num_committed[row]) // width
         hashes = text.hashes[start : len(text.tokens) // width]
         for i, key in enumerate(hashes, start):
-            values = tuple(text.tokens[i * width : (i + 1) * width])
-            self.published.setdefault(key, set()).add((text.side_of(i), values))
+            for kind, numbers in enumerate(text.by_kind):
+                values = tuple(numbers[i * width : (i + 1) * width])
+                self.published.setdefault((key, kind), set()).add((text.side_of(i), values))
         self.cache.of(model).commit(row, hashes)
 
     def close(self, model: str, row: int) -> None:
@@ -247,13 +287,15 @@ class World:
             self.tables[model, row][position] = blocks.copy()
 
     def _check_text(self, model: str, row: int, table: Mapping[int, np.ndarray]) -> None:
-        layout, text = LAYOUTS[model], self.texts[model, row]
+        layout, text = self.layout(model), self.texts[model, row]
         width = layout.block_tokens
-        for start in range(0, len(text.tokens), width):
-            tokens = text.tokens[start : start + width]
-            column = start // width
-            found = self.memory.column(table[column], layout, text.side_of(column))
-            assert found[: len(tokens)] == tokens, f"{model} {row} lost tokens from {start} on"
+        for numbers, (cells, window) in zip(text.by_kind, layout.kinds, strict=True):
+            first = layout.first_seen(len(numbers), window) * width
+            for start in range(first, len(numbers), width):
+                tokens, column = numbers[start : start + width], start // width
+                side = text.side_of(column)
+                found = self.memory.column(table[column], layout, side, cells)
+                assert found[: len(tokens)] == tokens, f"{model} {row} lost tokens from {start} on"
 
     def is_readable(self, key: Key) -> bool:
         """True where the tokens must be in place: whole, and no restore of it is on its way."""
@@ -269,9 +311,17 @@ class World:
         for model, row in self.texts:
             if self.is_readable((model, row)):
                 self._check_text(model, row, self.tables[model, row])
-                held = int(self.cache.of(model).capacity[row]) // LAYOUTS[model].block_tokens
-                rows = np.array([row], dtype=np.int32)
-                whole = self.cache.of(model).tables(rows)
-                assert len(whole) == held
-                for i, blocks in enumerate(whole.blocks):
-                    assert (self.tables[model, row][i] == blocks).all()
+                self._check_tables(model, row)
+
+    def _check_tables(self, model: str, row: int) -> None:
+        """Whole tables have what the deltas had, but for what was given back."""
+        layout, num_tokens = self.layout(model), len(self.texts[model, row].tokens)
+        held = int(self.cache.of(model).capacity[row]) // layout.block_tokens
+        firsts = [layout.first_seen(num_tokens, window) for _, window in layout.kinds]
+        whole = self.cache.of(model).tables(np.array([row], dtype=np.int32))
+        assert whole.columns.tolist() == list(range(min(firsts), held))
+        for i, blocks in zip(whole.columns.tolist(), whole.blocks, strict=True):
+            for first, (cells, _) in zip(firsts, layout.kinds, strict=True):
+                if i >= first:
+                    places = list(cells)
+                    assert (self.tables[model, row][i][places] == blocks[places]).all()

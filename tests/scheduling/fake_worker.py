@@ -12,7 +12,7 @@ import numpy as np
 
 from muxcluster.core.job import Job, JobResult, Phase, Side, SlotCopies, TokenLogprobs
 from muxcluster.core.padded import PaddedBatch
-from muxcluster.core.unitspec import UnitSpec
+from muxcluster.core.unitspec import ModelSpec, UnitSpec
 
 VOCAB = 50
 EOS = 7
@@ -28,6 +28,19 @@ def num_forced(request_id: str, index: int) -> int:
     """How many tokens the constraint of a request forces behind its output token `index`."""
     digest = hashlib.blake2b(f"run {request_id} {index}".encode(), digest_size=4).digest()
     return (0, 0, 0, 1, 2, 7)[int.from_bytes(digest, "little") % 6]
+
+
+def _seen(spec: ModelSpec, num_tokens: int) -> list[tuple[int, list[int]]]:
+    """The first token that the one after `num_tokens` sees, and the blocks of a column where."""
+    shape = spec.shape
+    heads, windowed = range(shape.num_kv_heads), set(spec.window_layers)
+    every = [layer for layer in range(shape.num_layers) for _ in heads]
+    if not spec.is_positional:
+        every = every[:-1]  # the last is for states
+    full = [cell for cell, layer in enumerate(every) if layer not in windowed]
+    others = [cell for cell, layer in enumerate(every) if layer in windowed]
+    first = max(0, num_tokens + 1 - spec.window)
+    return [each for each in ((0, full), (first, others)) if each[1]]
 
 
 class _Sequence:
@@ -175,7 +188,7 @@ class FakeMemory:
         return new
 
     def _read(self, key: tuple[str, int], end: int) -> None:
-        """Check the first `end` tokens.
+        """Check those of the first `end` tokens that the next one sees.
 
         Others may have filled full columns from the other side, where the model takes their tokens
         in any order.
@@ -183,19 +196,29 @@ class FakeMemory:
         if end == 0:
             return
         name, side = key[0], self._sequences[key].side
-        is_there, width = self._is_there(key, end, side), self._width[name]
-        if self._models[name][1].is_unordered:
-            other = Side.LEFT if side is Side.RIGHT else Side.RIGHT
-            full = end // width * width
-            is_whole = self._is_there(key, end, other)[:full].reshape(-1, width).all(axis=1)
-            is_there[:full] |= is_whole.repeat(width)
-        assert is_there.all(), f"KV of {key} was lost"
+        width, spec = self._width[name], self._models[name][1]
+        for begin, cells in _seen(spec, end):
+            is_there = self._is_there(key, begin, end, side, cells)
+            if spec.is_unordered:
+                assert begin == 0
+                other = Side.LEFT if side is Side.RIGHT else Side.RIGHT
+                full = end // width * width
+                mirrored = self._is_there(key, 0, end, other, cells)
+                is_whole = mirrored[:full].reshape(-1, width).all(axis=1)
+                is_there[:full] |= is_whole.repeat(width)
+            assert is_there.all(), f"KV of {key} was lost"
 
-    def _is_there(self, key: tuple[str, int], end: int, side: Side) -> np.ndarray:
-        """Where the first `end` tokens are as a sequence of that side writes them, bool [end]."""
-        blocks, places, prints = self._prints(key, 0, end, side)
-        cells = self._cells[key[0]]
-        found = [self._pool[blocks, (places * cells + cell)[:, None]] for cell in range(cells)]
+    def _is_there(
+        self, key: tuple[str, int], begin: int, end: int, side: Side, cells: list[int]
+    ) -> np.ndarray:
+        """Where tokens begin to end are as a sequence of that side writes them, bool [end - begin].
+
+        cells: blocks of a column to look at.
+        """
+        blocks, places, prints = self._prints(key, begin, end, side)
+        blocks, prints = blocks[:, cells], prints[:, cells]
+        parts = self._cells[key[0]]
+        found = [self._pool[blocks, (places * parts + part)[:, None]] for part in range(parts)]
         return np.all([(each == prints).all(axis=1) for each in found], axis=0)
 
     def _write(self, key: tuple[str, int], start: int, end: int) -> None:

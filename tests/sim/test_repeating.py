@@ -49,6 +49,22 @@ def test_every_request_fares_the_same_to_the_last_bit(
     assert all(job.num_steps == 1 for job in jobs)
 
 
+@pytest.mark.parametrize("num_columns", [*slow(4000), 260])
+@pytest.mark.parametrize("lane", ["adbs", *slow("temporal", "round-robin"), "mixed"])
+def test_blocks_that_windows_give_back_come_at_the_same_step(lane: str, num_columns: int) -> None:
+    unit = sim_unit(lane=lane, num_columns=num_columns)
+    every, second = unit.spec.models
+    layers = tuple(range(every.shape.num_layers))
+    models = (
+        replace(every, window=150, window_layers=layers, is_unordered=False),
+        replace(second, window=90, window_layers=layers[::2], is_unordered=False),
+    )
+    unit = replace(unit, spec=replace(unit.spec, models=models))
+    plain, repeated, _ = both(unit, arrivals(120, 6.0))
+    assert plain.records.rows.tobytes() == repeated.records.rows.tobytes()
+    assert plain.num_jobs == repeated.num_jobs
+
+
 @pytest.mark.parametrize("until_s", [3.0, 7.7])
 def test_a_run_that_is_stopped_has_as_many_tokens(until_s: float) -> None:
     plain, repeated, _ = both(sim_unit(), arrivals(60, 5.0), until_s)

@@ -8,6 +8,7 @@ lasts until the engine's loop heard of its end; it must launch the same jobs wit
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +176,24 @@ def test_the_same_jobs_with_the_same_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = spec_of(directories, lane=lane, partition=partition, num_columns=num_columns, max_seqs=8)
+    check_same(spec, monkeypatch)
+
+
+@pytest.mark.parametrize(("lane", "num_columns"), [("adbs", 200), ("mixed", 34)])
+def test_blocks_are_given_back_in_both(
+    lane: str, num_columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All layers of one model have a window of 16 tokens, and every second one of the other."""
+    directories = [build_model(tmp_path / name, name, seed=1) for name in ("mistral", "gemma2")]
+    spec = spec_of(directories, lane=lane, partition="none", num_columns=num_columns, max_seqs=8)
+    assert all(model.window == 16 for model in spec.models)
+    models = tuple(replace(model, is_unordered=False) for model in spec.models)
+    tape = check_same(replace(spec, models=models), monkeypatch)
+    assert max(int(job.rows.starts.max()) for job in tape.jobs) > 3 * 16
+
+
+def check_same(spec: UnitSpec, monkeypatch: pytest.MonkeyPatch) -> Tape:
+    """Engine and simulator launch the same jobs; the engine's."""
     tape = recorded(spec, monkeypatch)
     again = replayed(spec, tape, monkeypatch)
     assert len(again.jobs) == len(tape.jobs) > 24
@@ -187,3 +206,4 @@ def test_the_same_jobs_with_the_same_rows(
             a.request_id for a in real.admissions
         ]
     assert again.adds == tape.adds
+    return tape

@@ -105,6 +105,11 @@ EVIDENCE = (
         "latents in the pool of each of two ranks",
     ),
     Evidence(
+        "tests/engine/windows/test_give_back.py::test_tokens_beyond_several_windows",
+        "FAMILIES", 1, "paged", "none", "CPU",
+        "greedy output beyond sliding windows, whose blocks are given back and filled with NaN",
+    ),
+    Evidence(
         "tests/engine/dense/test_equality.py::test_thirty_queries_come_and_go",
         "FAMILIES", 1, "dense", "none", "CPU",
         "greedy output while rows come and go",

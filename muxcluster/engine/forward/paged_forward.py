@@ -1,13 +1,14 @@
 """One forward of one model over a flattened batch of tokens."""
 
 import inspect
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from muxcluster.core.backends import WINDOW_NAMES
-from muxcluster.engine.forward.attention import LayerAttention
+from muxcluster.engine.forward.attention import LayerAttention, LayerCall
 
 
 class TokenForward(Protocol):
@@ -16,6 +17,11 @@ class TokenForward(Protocol):
     @property
     def has_windows(self) -> bool:
         """True unless it is known that every layer attends to all earlier tokens."""
+        ...
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How many of the last tokens each layer sees, None: all; () where all layers see all."""
         ...
 
     def logits(
@@ -40,6 +46,17 @@ def finished(logits: Tensor, out: Tensor | None) -> Tensor:
     return logits.to(torch.float32) if out is None else out.copy_(logits)
 
 
+@dataclass(slots=True)
+class _Windows:
+    """Stands in for the attention of a model and notes the windows of its layers."""
+
+    found: list[int | None] = field(default_factory=list)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
+        self.found.append(call.sliding_window)
+        return query.new_zeros((*query.shape[:2], value.shape[-1]))
+
+
 class Forward:
     """Runs a model through transformers' attention interface, without the model's own cache."""
 
@@ -48,7 +65,22 @@ class Forward:
         whole: Any = model.config
         config = whole.get_text_config(decoder=True)
         self.has_windows = any(getattr(config, name, None) for name in WINDOW_NAMES)
+        self._windows: tuple[int | None, ...] | None = None
         self._picks_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """As `TokenForward.windows`; the first call runs a model that may have some."""
+        if self._windows is None:
+            self._windows = self._seen_by_layers() if self.has_windows else ()
+        return self._windows
+
+    @torch.inference_mode()
+    def _seen_by_layers(self) -> tuple[int | None, ...]:
+        attention = _Windows()
+        token = torch.zeros(1, dtype=torch.int64, device=next(self.model.parameters()).device)
+        self.logits(token, token, attention, token)
+        return tuple(attention.found)
 
     def logits(
         self,

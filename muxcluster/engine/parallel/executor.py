@@ -72,7 +72,7 @@ class RanksExecutor(ChildExecutor):
     def _make_processes(self) -> None:
         self._team = RankTeam(self._spec, self._patience)
         try:
-            self._team.load()
+            self.backends = self._team.load()
         except BaseException:
             self._team.kill()  # some may wait for others inside a collective
             raise

@@ -72,7 +72,7 @@ class GroupExecutor(ChildExecutor):
     def _make_processes(self) -> None:
         self._owners = RankOwners(self._spec, self._patience)
         try:
-            self._owners.load()
+            self.backends = self._owners.load()
         except BaseException:
             self._owners.kill()  # some may wait for others inside a collective
             raise

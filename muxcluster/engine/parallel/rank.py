@@ -16,6 +16,7 @@ import torch
 
 from muxcluster.channel.codec import Launch, decode, encode
 from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import JobDone, JobFailed
@@ -77,10 +78,13 @@ class RankServer:
             self._control.send(encode(answer_of(outcome, self._rank, num_calls)))
 
 
+_Loaded = tuple[RungThreads, ThreadGroups, tuple[ModelBackend, ...]]
+
+
 def main(control_fd: int, rank: int, meeting_point: Path) -> int:
     """Serve one unit to its end; return the exit status."""
 
-    def load(spec: UnitSpec) -> tuple[RungThreads, ThreadGroups]:
+    def load(spec: UnitSpec) -> _Loaded:
         mine = spec.of_rank(rank)
         backend = backend_for(spec.rank_devices or [spec.device])
         joined = ProcessGroup(rank, spec.tp, mine.device, backend)
@@ -98,11 +102,10 @@ def main(control_fd: int, rank: int, meeting_point: Path) -> int:
         # Ranks are idle at different times, and recording runs collectives. What they record while
         # they load and within jobs is the same on all.
         threads = RungThreads(mine, plan, entered=groups.entered, records_idle=False)
-        threads.load(parts, make)
-        return threads, groups
+        return threads, groups, threads.load(parts, make)
 
-    def serve(_: UnitSpec, loaded: tuple[RungThreads, ThreadGroups], control: FrameSocket) -> None:
-        threads, groups = loaded
+    def serve(_: UnitSpec, loaded: _Loaded, control: FrameSocket) -> None:
+        threads, groups = loaded[:2]
         server = RankServer(control, rank, lambda worker_id: groups.of(worker_id).num_calls)
         server.serve(threads)
         # Other ranks end, too, so whatever runs may wait for them for ever.
@@ -112,7 +115,9 @@ def main(control_fd: int, rank: int, meeting_point: Path) -> int:
         return f"rank {rank}: {said.splitlines()[0]}"  # CUDA's are followed by advice
 
     try:
-        return serve_unit(f"mux-rank-{rank}", control_fd, load, serve, explain)
+        return serve_unit(
+            f"mux-rank-{rank}", control_fd, load, serve, explain, lambda loaded: loaded[2]
+        )
     except (BrokenPipeError, ConnectionResetError):
         logger.info("rank %d: the unit went first", rank)
         return 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from muxcluster.channel.codec import Done, Failed, Launch, Message, Start, decode, encode
 from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
@@ -52,8 +53,8 @@ class RankLink(ChildProcess):
         """Send it what to load; `loaded` must follow. Raises RankLost."""
         self._send(Start(spec))
 
-    def loaded(self, spec: UnitSpec) -> None:
-        """Take its answer to `load`, when it has one.
+    def loaded(self, spec: UnitSpec) -> tuple[ModelBackend, ...]:
+        """Take its answer to `load`, when it has one: how its models run.
 
         Raises LoadError with the rank's message, EngineFailure if it raised something else or died
         (its standard error is ours, so the reason can be read there).
@@ -64,7 +65,7 @@ class RankLink(ChildProcess):
             status = self.reap(STOP_GRACE_S)
             name = f"rank {self.rank} of {spec.unit_id}"
             raise EngineFailure(f"{name} died loading: exit {status}") from None
-        check_ready(message, spec.unit_id)
+        return check_ready(message, spec.unit_id)
 
     def launch(self, job: Job) -> None:
         """Give it a job, which it runs after those it has. Raises RankLost."""

@@ -18,6 +18,7 @@ import torch
 
 from muxcluster.channel.codec import Done, Failed
 from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import JobDone, JobFailed
 from muxcluster.engine.parallel.answers import answer_of
@@ -43,6 +44,11 @@ class RankWorkers:
         self._group = group
         self._folder = folder
         self._num_made: Counter[int] = Counter()
+
+    @property
+    def backends(self) -> tuple[ModelBackend, ...]:
+        """How the models run."""
+        return self._runner.backends
 
     def count(self, worker_id: int) -> None:
         """Note, in the owner, that the worker is forked (again)."""
@@ -105,7 +111,9 @@ def main(control_fd: int, fork_fd: int, rank: int, folder: Path) -> int:
     def explain(said: str) -> str:
         return f"rank {rank}: {said}"
 
-    return serve_unit(f"mux-rank-{rank}", control_fd, load, serve, explain)
+    return serve_unit(
+        f"mux-rank-{rank}", control_fd, load, serve, explain, lambda workers: workers.backends
+    )
 
 
 if __name__ == "__main__":

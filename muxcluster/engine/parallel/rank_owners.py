@@ -3,6 +3,7 @@
 import os
 
 from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.parallel.rank_link import RankLost
 from muxcluster.engine.parallel.team import load_together, meeting_folder, stop_together
@@ -43,9 +44,9 @@ class RankOwnerLink:
         except OSError as error:
             raise RankLost(f"rank {self.rank} died") from error
 
-    def loaded(self, spec: UnitSpec) -> None:
+    def loaded(self, spec: UnitSpec) -> tuple[ModelBackend, ...]:
         """As `RankProcess.loaded`."""
-        self._owner.loaded(spec)
+        return self._owner.loaded(spec)
 
     def fork(self, worker_id: int) -> tuple[FrameSocket, int]:
         """Return the stream to a (new) worker, and its process id. Raises RankLost."""
@@ -79,9 +80,9 @@ class RankOwners:
             RankOwnerLink(rank, str(self._folder), patience) for rank in range(spec.tp)
         )
 
-    def load(self) -> None:
+    def load(self) -> tuple[ModelBackend, ...]:
         """As `load_together`; call `kill` and `stop` if it raises."""
-        load_together(self.links, self._spec, self._patience)
+        return load_together(self.links, self._spec, self._patience)
 
     def beat(self) -> None:
         """Take every owner's pulse. Raises RankLost if one was stopped."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.parallel.rank_link import RankLink, RankLost
@@ -38,8 +39,8 @@ class RankProcess(Protocol):
         """Send it what to load. Raises RankLost."""
         ...
 
-    def loaded(self, spec: UnitSpec) -> None:
-        """Take its answer. Raises LoadError, EngineFailure."""
+    def loaded(self, spec: UnitSpec) -> tuple[ModelBackend, ...]:
+        """Take its answer: how its models run. Raises LoadError, EngineFailure."""
         ...
 
     def close(self) -> None:
@@ -51,13 +52,16 @@ class RankProcess(Protocol):
         ...
 
 
-def load_together(links: Sequence[RankProcess], spec: UnitSpec, patience: Patience) -> None:
-    """Let every rank load its part, all at a time; block until all have.
+def load_together(
+    links: Sequence[RankProcess], spec: UnitSpec, patience: Patience
+) -> tuple[ModelBackend, ...]:
+    """Let every rank load its part, all at a time; block until all have. Return how models run.
 
     Raises LoadError with the message of the first that cannot, EngineFailure if a rank died, hung,
     or raised something else. Kill and reap them then: the others may wait for it.
     """
     waiting = list(links)
+    backends: tuple[ModelBackend, ...] = ()  # the same on all ranks
     try:
         for link in waiting:
             link.load(spec)
@@ -67,13 +71,14 @@ def load_together(links: Sequence[RankProcess], spec: UnitSpec, patience: Patien
     while waiting:
         ready = select.select(waiting, [], [], patience.load_beat_s)[0]
         for link in ready:
-            link.loaded(spec)
+            backends = link.loaded(spec)
             waiting.remove(link)
         if not ready:
             for pulse in pulses:
                 pulse.beat(is_busy=True)
             if all(pulse.is_silent for pulse in pulses):
                 raise EngineFailure(f"the ranks of {spec.unit_id} hung while loading")
+    return backends
 
 
 def stop_together(links: Sequence[RankProcess], folder: Path) -> None:
@@ -99,9 +104,9 @@ class RankTeam:
         meeting_point = self._directory / "store"
         self.links = tuple(RankLink(rank, meeting_point, patience) for rank in range(spec.tp))
 
-    def load(self) -> None:
+    def load(self) -> tuple[ModelBackend, ...]:
         """As `load_together`; call `kill` and `stop` if it raises."""
-        load_together(self.links, self._spec, self._patience)
+        return load_together(self.links, self._spec, self._patience)
 
     def beat(self) -> None:
         """Take every pulse. Raises RankLost if a rank was stopped, or no busy rank works."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from muxcluster.core.backends import DENSE, ENCODER, PAGED, ModelBackend
+from muxcluster.core.backends import DENSE, ENCODER, ModelBackend, paged_backend
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.load.hf_config import NotPaged, any_config, read_config
@@ -46,5 +46,6 @@ def shown_by(spec: ModelSpec) -> Shown | None:
             calls = probe(model, spec, directory / "config.json")
     except NotPaged:
         return None
-    is_unordered = not any(call.sliding_window for call in calls)
-    return Shown(ModelBackend(spec.name, PAGED, is_unordered=is_unordered), calls)
+    windows = [call.sliding_window for call in calls]
+    is_unordered = not any(windows)
+    return Shown(paged_backend(spec.name, windows, is_unordered=is_unordered), calls)

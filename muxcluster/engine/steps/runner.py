@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from muxcluster.constraints.process.client import MaskClient
-from muxcluster.core.backends import ModelBackend, as_loaded
+from muxcluster.core.backends import ModelBackend, as_loaded, paged_backend
 from muxcluster.core.errors import LoadError
 from muxcluster.core.job import Job, JobResult, Phase
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
@@ -285,6 +285,6 @@ def _backends(forwards: Mapping[str, TokenForward | Slab | Encoder]) -> tuple[Mo
     return tuple(
         each.backend
         if isinstance(each, Slab | Encoder)
-        else ModelBackend(name, is_unordered=not each.has_windows)
+        else paged_backend(name, each.windows, is_unordered=not each.has_windows)
         for name, each in forwards.items()
     )

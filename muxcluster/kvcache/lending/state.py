@@ -5,8 +5,9 @@ changes anything, by `lend`, `take`, `save`, `restore` and `close`, and by `leav
 `end_job`, which undo them. (`ColumnsOverLent.safe`, a bound that only saves time, is `Saving`'s.)
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,9 +74,10 @@ class JobCopies:
     """The copies of one running job."""
 
     host_blocks: list[NDArray[np.int32]] = field(default_factory=list)  # to which it saves
-    saved: set[tuple[str, int]] = field(default_factory=set)  # (model, row) whose tokens it saves
+    # (kind of layers, row) whose tokens it saves
+    saved: set[tuple[str, int]] = field(default_factory=set)
     restores: list[Restore] = field(default_factory=list)
-    # (model, row) of left sequences over blocks it restores from, which must not run meanwhile
+    # (kind of layers, row) of left sequences over blocks it restores from: must not run meanwhile
     blocked: set[tuple[str, int]] = field(default_factory=set)
 
 
@@ -86,17 +88,18 @@ class LentState:
         self,
         pool: BlockPool,
         ledger: BlockLedger,
-        models: Mapping[str, ModelKv],
+        models: Mapping[str, Sequence[ModelKv]],
         num_host_blocks: int,
         *,
         is_on: bool,
     ) -> None:
-        """is_on: False where no block is ever lent."""
+        """models: the kinds of layers of each model. is_on: False where no block is ever lent."""
         num_blocks = pool.num_blocks if is_on else 0
         self.is_on = is_on
         self.pool, self.ledger = pool, ledger
-        self.models = tuple(models.values())
-        self.index = {name: i for i, name in enumerate(models)}
+        self.kinds = dict(models)
+        self.models = tuple(kv for kinds in models.values() for kv in kinds)
+        self.index = {kv.name: i for i, kv in enumerate(self.models)}
         self.host_blocks = HostBlocks(num_host_blocks if is_on else 0)
         self.takeable = TakeableBlocks(num_blocks)
         self.lenders = Lenders(num_blocks)
@@ -146,11 +149,11 @@ class LentState:
 
     def is_blocked(self, kv: ModelKv, row: int) -> bool:
         """True while a job restores from a block that the left sequence lies over."""
-        return any((kv.model.name, row) in job.blocked for job in self.jobs.values())
+        return any((kv.name, row) in job.blocked for job in self.jobs.values())
 
     def blocked(self, kv: ModelKv) -> NDArray[np.bool_] | None:
         """Return which sequences of `kv` are blocked, bool [max_seqs], or None for none."""
-        name = kv.model.name
+        name = kv.name
         rows = [row for job in self.jobs.values() for model, row in job.blocked if model == name]
         if not rows:
             return None
@@ -204,7 +207,7 @@ class LentState:
         per_column, lenders = kv.columns.blocks_per_column, self.lenders
         blocks = kv.columns.blocks[columns].ravel()
         kv.lent.host_blocks[columns] = self.host_blocks.take(len(blocks)).reshape(-1, per_column)
-        lenders.models[blocks] = self.index[kv.model.name]
+        lenders.models[blocks] = self.index[kv.name]
         cells = columns[:, None] * np.int64(per_column) + np.arange(per_column)
         lenders.cells[blocks] = cells.ravel()
         first, end = kv.lent.places(columns, kv.block_tokens, is_left=is_left)
@@ -236,26 +239,30 @@ class LentState:
 
     # Take
 
-    def take(self, kv: ModelKv, lack: Lack, num_batch: int) -> TableDelta:
+    def take(self, kv: ModelKv, lack: Lack, num_batch: int, *, num_kept: int = 0) -> TableDelta:
         """Give growing sequences their columns: free blocks, then lent ones to left sequences.
 
-        num_batch: how many of the blocks are for right sequences.
+        num_batch: how many of the blocks are for right sequences. num_kept: free blocks that are
+        not taken.
         """
         blocks = lack.total * kv.columns.blocks_per_column
-        num_lent = max(0, blocks - self.ledger.free)
+        num_lent = max(0, blocks + num_kept - self.ledger.free)
         self.ledger.free_lent(num_lent)
         self.ledger.take(kv.model.name, blocks - num_batch)
         self.ledger.take(kv.model.name, num_batch, is_batch=True)
         if num_lent == 0:
             return kv.extend(lack, self.pool.allocate)
-        grown = kv.extend(lack, self._allocate)
+        grown = kv.extend(lack, partial(self._allocate, num_kept=num_kept))
         columns = kv.sequences.columns[grown.rows, grown.columns]
         self._list_over_lent(kv, grown.rows, grown.columns, columns, grown.blocks)
         return grown
 
-    def _allocate(self, owners: NDArray[np.uint8]) -> NDArray[np.int32]:
-        """Return a block for each owner bit (uint8 [n]): free ones, lent ones for left owners."""
-        num_free = self.pool.free
+    def _allocate(self, owners: NDArray[np.uint8], num_kept: int = 0) -> NDArray[np.int32]:
+        """Return a block for each owner bit (uint8 [n]): free ones, lent ones for left owners.
+
+        num_kept: free blocks that are not taken.
+        """
+        num_free = self.pool.free - num_kept
         if len(owners) <= num_free:
             return self.pool.allocate(owners)
         order = np.argsort(owners == LEFT, kind="stable")
@@ -334,7 +341,7 @@ class LentState:
     def _note_save(
         self, victim: ModelKv, rows: NDArray[np.intp], host_blocks: NDArray[np.int32], job_id: int
     ) -> None:
-        job, name = self._job(job_id), victim.model.name
+        job, name = self._job(job_id), victim.name
         self.host_blocks.touch(host_blocks)
         job.host_blocks.append(host_blocks)
         for row in rows.tolist():
@@ -355,13 +362,24 @@ class LentState:
 
     # Restore
 
-    def restore(self, restore: Restore, job_id: int) -> None:
-        """Make sequences whole with job `job_id`; the fresh blocks it needs are there.
+    def restore(self, restores: Sequence[Restore], job_id: int) -> None:
+        """Make sequences whole with job `job_id`; the fresh blocks they need are there.
 
-        Blocks that nobody took stay in place. The caller has made room for the others.
+        restores: of the kinds of layers of one model. Blocks that nobody took stay in place. The
+        caller has made room for the others.
         """
+        for restore in restores:  # of all kinds first: what is fresh must not be one of them
+            in_place = restore.before[~restore.is_fresh]
+            self._return_in_place(restore.kv, in_place, is_left=restore.is_left)
+        job = self._job(job_id)
+        for restore in restores:
+            self._restore(restore)
+            job.restores.append(restore)
+        if any(len(restore.sources) for restore in restores):
+            job.blocked |= self._over_sources()
+
+    def _restore(self, restore: Restore) -> None:
         kv, rows, is_fresh = restore.kv, restore.rows, restore.is_fresh
-        self._return_in_place(kv, restore.before[~is_fresh], is_left=restore.is_left)
         num_fresh = int(np.count_nonzero(is_fresh))
         restore.after[is_fresh] = self._take_fresh(kv, num_fresh, is_left=restore.is_left)
         self.lenders.is_source[restore.sources] = True
@@ -370,10 +388,6 @@ class LentState:
         kv.lent.is_restoring[rows] = True
         if restore.is_left:
             self._list_restored(restore)
-        job = self._job(job_id)
-        job.restores.append(restore)
-        if len(restore.sources):
-            job.blocked |= self._over_sources()
 
     def _return_in_place(self, kv: ModelKv, blocks: NDArray[np.int32], *, is_left: bool) -> None:
         self.takeable.remove(blocks)
@@ -394,12 +408,12 @@ class LentState:
         )
 
     def _over_sources(self) -> set[tuple[str, int]]:
-        """Return (model, row) of left sequences over a block that a running job restores from."""
+        """Return (kind, row) of left sequences over a block that a running job restores from."""
         blocked: set[tuple[str, int]] = set()
         for kv in self.models:
             blocks = kv.columns.blocks[kv.over_lent.columns]
             hit = self.lenders.is_source[blocks].any(axis=1)
-            blocked |= {(kv.model.name, row) for row in kv.over_lent.rows[hit].tolist()}
+            blocked |= {(kv.name, row) for row in kv.over_lent.rows[hit].tolist()}
         return blocked
 
     # The end of a job
@@ -418,7 +432,10 @@ class LentState:
         for restore in job.restores:
             self._release_sources(restore)
             (self._finish if succeeded else self._undo)(restore)
-        return [] if succeeded else sorted(job.saved)
+        if succeeded:
+            return []
+        names = {kv.name: kv.model.name for kv in self.models}
+        return sorted({(names[name], row) for name, row in job.saved})
 
     def reset(self) -> None:
         """End all running jobs as failed."""
@@ -474,8 +491,8 @@ class LentState:
         if not self.is_on:
             return _NO_BLOCKS
         for job in self.jobs.values():
-            job.saved.discard((kv.model.name, row))
-            job.blocked.discard((kv.model.name, row))
+            job.saved.discard((kv.name, row))
+            job.blocked.discard((kv.name, row))
         self._close_lent(kv, row)
         if kv.sequences.owners[row] == RIGHT:
             return _NO_BLOCKS

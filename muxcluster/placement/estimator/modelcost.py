@@ -8,6 +8,7 @@ from muxcluster.placement.cost.masks import masks_s
 from muxcluster.placement.memory import (
     activation_bytes,
     check_split,
+    held_blocks,
     sequence_blocks,
     table_bytes,
     weight_bytes,
@@ -35,7 +36,8 @@ class ModelCost:
     Bytes and blocks are of all GPUs of the mesh.
 
     static_bytes: weights and block tables. activation_bytes: of one job at a time. floor_blocks:
-    blocks of one sequence of the greatest length; sequence_blocks: of one of the mean length.
+    blocks of one sequence of the greatest length; sequence_blocks: those that one of the mean
+    length holds while it decodes.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class ModelCost:
         self.activation_bytes = activation_bytes(demand, limits, tp)
         self.floor_blocks = sequence_blocks(demand, demand.max_model_len, bytes_per_block, tp)
         mean = max(1, round(demand.mean_tokens))
-        self.sequence_blocks = sequence_blocks(demand, mean, bytes_per_block, tp)
+        self.sequence_blocks = held_blocks(demand, mean, bytes_per_block, tp)
         self.most_blocks = max(self.floor_blocks, self.max_rows * self.sequence_blocks)
         # KV bytes that its sequences hold at 1 request/s and 1 second a token
         held = demand.shape.sequence_bytes(demand.mean_tokens, demand.itemsize)

@@ -15,6 +15,7 @@ from muxcluster.placement.shapes.config_values import (
 from muxcluster.placement.shapes.latent import latent_attention
 from muxcluster.placement.shapes.state_layers import state_fields
 from muxcluster.placement.shapes.weight_format import WeightFormat, stored_format
+from muxcluster.placement.shapes.windows import window_fields
 
 _UNGATED = frozenset(
     {
@@ -194,6 +195,7 @@ def _layer_fields(
         "num_kv_heads": kv_heads,
         "head_dim": head_dim,
         "latent": latent,
+        **window_fields(config, kind, layers),
         **_mlp_fields(config, kind, layers, hidden),
     }
 

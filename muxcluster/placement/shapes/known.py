@@ -1,6 +1,7 @@
 """Shapes of well-known models, for planning without their weights (from their config.json)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +26,13 @@ def _tied(  # as _gated, but the embedding is the output head too
     return ModelShape(
         layers, hidden, query, kv, head_dim, inner, vocab, context, tied_embeddings=True
     )
+
+
+def _windowed(shape: ModelShape, window: int, period: int = 0) -> ModelShape:
+    """Return `shape` with a window in all layers but every `period`-th; 0: in all."""
+    layers = range(shape.num_layers)
+    windowed = tuple(i for i in layers if not period or (i + 1) % period)
+    return replace(shape, window=window, window_layers=windowed)
 
 
 def _qwen3(layers: int, hidden: int, heads: tuple[int, int], inner: int, **more: Any) -> ModelShape:
@@ -140,16 +148,16 @@ _QWEN = {
 }
 _PHI_AND_GEMMA = {
     "phi-2": _neox(32, 2560, 32, 51200),
-    "phi-3-mini-4k": _gated(32, 3072, (32, 32), 8192, 32064, 4096),
+    "phi-3-mini-4k": _windowed(_gated(32, 3072, (32, 32), 8192, 32064, 4096), 2047),
     "phi-4": _gated(40, 5120, (40, 10), 17920, 100352, 16384),
     "phi-4-mini": _tied(32, 3072, (24, 8), 8192, 200064, _128K),
-    "gemma-2-2b": _tied(26, 2304, (8, 4, 256), 9216, 256000, 8192),
-    "gemma-2-9b": _tied(42, 3584, (16, 8, 256), 14336, 256000, 8192),
-    "gemma-2-27b": _tied(46, 4608, (32, 16, 128), 36864, 256000, 8192),
-    "gemma-3-1b": _tied(26, 1152, (4, 1, 256), 6912, 262144, 32768),
-    "gemma-3-4b": _tied(34, 2560, (8, 4, 256), 10240, 262208, _128K),
-    "gemma-3-12b": _tied(48, 3840, (16, 8, 256), 15360, 262208, _128K),
-    "gemma-3-27b": _tied(62, 5376, (32, 16, 128), 21504, 262208, _128K),
+    "gemma-2-2b": _windowed(_tied(26, 2304, (8, 4, 256), 9216, 256000, 8192), 4096, 2),
+    "gemma-2-9b": _windowed(_tied(42, 3584, (16, 8, 256), 14336, 256000, 8192), 4096, 2),
+    "gemma-2-27b": _windowed(_tied(46, 4608, (32, 16, 128), 36864, 256000, 8192), 4096, 2),
+    "gemma-3-1b": _windowed(_tied(26, 1152, (4, 1, 256), 6912, 262144, 32768), 512, 6),
+    "gemma-3-4b": _windowed(_tied(34, 2560, (8, 4, 256), 10240, 262208, _128K), 1024, 6),
+    "gemma-3-12b": _windowed(_tied(48, 3840, (16, 8, 256), 15360, 262208, _128K), 1024, 6),
+    "gemma-3-27b": _windowed(_tied(62, 5376, (32, 16, 128), 21504, 262208, _128K), 1024, 6),
 }
 _GPT_OSS = {"gpt-oss-20b": _gpt_oss(24, 32), "gpt-oss-120b": _gpt_oss(36, 128)}
 _V3 = _latent(

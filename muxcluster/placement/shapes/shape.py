@@ -22,10 +22,9 @@ STATE_ITEMSIZE = 4
 class ModelShape:
     """Sizes of one decoder-only model of attention, of states of fixed size, or of both.
 
-    A sliding window, if the model has one, is left out: the KV of all tokens stays in memory, and
-    FLOPs of contexts beyond the window are overestimated. So are the embeddings of the one model
-    (OPT-350M) whose embedding is narrower than its layers. FLOPs of a state are those of its
-    matrices alone; the rest of its recurrence is left out.
+    The embeddings of the one model (OPT-350M) whose embedding is narrower than its layers are
+    overestimated. FLOPs of a state are those of its matrices alone; the rest of its recurrence is
+    left out.
     """
 
     num_layers: int
@@ -56,6 +55,10 @@ class ModelShape:
     # Layers that keep latents in place of keys and values: num_kv_heads and head_dim are then those
     # that latents are stored in, not of the model's heads. None: they keep keys and values
     latent: LatentAttention | None = None
+    # Tokens of `window_layers`, ascending, see only the last `window` tokens, each itself among
+    # them; 0 and none: all layers see all tokens.
+    window: int = 0
+    window_layers: tuple[int, ...] = ()
 
     @classmethod
     def from_hf_config(cls, source: Path | str | Mapping[str, Any]) -> "ModelShape":
@@ -127,10 +130,17 @@ class ModelShape:
         slot_bytes = self.kv_format(itemsize).slot_bytes(self.head_dim)
         return 2 * self.num_attention_layers * self.num_kv_heads * slot_bytes
 
+    def tokens_seen(self, num_tokens: float) -> float:
+        """Tokens that a layer with keys and values sees after so many, on average over layers."""
+        if not self.window_layers:
+            return num_tokens
+        part = len(self.window_layers) / self.num_attention_layers
+        return num_tokens + part * (min(num_tokens, self.window) - num_tokens)
+
     def sequence_bytes(self, num_tokens: float, itemsize: int) -> float:
-        """Keys, values and states of a sequence over all layers."""
+        """Keys, values and states over all layers that a sequence needs to go on."""
         states = STATE_ITEMSIZE * self.state_size
-        return num_tokens * self.kv_bytes_per_token(itemsize) + states
+        return self.tokens_seen(num_tokens) * self.kv_bytes_per_token(itemsize) + states
 
     @property
     def attention_flops(self) -> int:
@@ -141,7 +151,8 @@ class ModelShape:
 
     def flops_per_token(self, context: float) -> float:
         """FLOPs of one token that attends to `context` tokens."""
-        return 2 * self.active_params + self.attention_flops * context
+        attention = self.attention_flops * self.tokens_seen(context)
+        return 2 * self.active_params + attention
 
     def _touched_experts(self, num_tokens: float) -> float:
         """Experts of a layer that some of `num_tokens` chose."""

@@ -78,7 +78,10 @@ class Memory:
     # Admission
 
     def admit(self, model: ModelState, live: LiveRequest) -> bool:
-        """Move a waiting request into a row with blocks for all tokens known; False: not now."""
+        """Move a waiting request into a row with blocks for its first tokens; False: not now.
+
+        Those are all that are known, but for `ModelState.first_tokens`.
+        """
         cached = self._open(model, live)
         if cached is None:
             return False
@@ -86,7 +89,8 @@ class Memory:
         model.waiting.remove(live)
         model.admit_turn(live)
         rows = np.array([row], dtype=np.int32)
-        grown = model.kv.grow(rows, model.running.num_tokens[rows])
+        first = model.first_tokens(live.num_tokens, cached)
+        grown = model.kv.grow(rows, np.array([first], dtype=np.int32))
         assert not isinstance(grown, Shortage), "headroom promised blocks that are not there"
         return True
 
@@ -99,7 +103,8 @@ class Memory:
 
     def has_room(self, model: ModelState, live: LiveRequest) -> bool:
         """True where `admit` would succeed now without the help of a cached prefix."""
-        spare = self._headroom(model, live.side) - model.blocks(live.num_tokens)
+        blocks = model.blocks(model.first_tokens(live.num_tokens, 0))
+        spare = self._headroom(model, live.side) - blocks
         if spare < 0 or not model.running.has_row(live.side):
             return False
         return self._reserve(model, live.side) <= spare
@@ -110,7 +115,8 @@ class Memory:
             return True
         if live.side is not Side.LEFT or not model.running.has_row(Side.LEFT):
             return False
-        needed = model.blocks(live.num_tokens) + self._reserve(model, live.side)
+        needed = model.blocks(model.first_tokens(live.num_tokens, 0))
+        needed += self._reserve(model, live.side)
         if needed > model.kv.quota - model.kv.used:
             return False
         return self._lending.covers(needed - model.kv.headroom(Side.LEFT))
@@ -141,7 +147,8 @@ class Memory:
     def _makes_room(self, model: ModelState, live: LiveRequest, cached: int) -> bool:
         """True where there are blocks for all but `cached` tokens, lent for it if need be."""
         side = live.side
-        needed = model.blocks(live.num_tokens) - model.blocks(cached) + self._reserve(model, side)
+        first = model.first_tokens(live.num_tokens, cached)
+        needed = model.blocks(first) - model.blocks(cached) + self._reserve(model, side)
         if needed <= self._headroom(model, side):
             return True
         if side is Side.LEFT and self._lending.lend_to(model, needed):
@@ -374,6 +381,22 @@ class Memory:
 
     # Release
 
+    def give_back(self, model: ModelState, rows: TableRows) -> None:
+        """Free blocks that no later token of `rows` sees; a job that computed them has ended.
+
+        Those that have prompt left to compute get blocks for more of it in their place. A job of
+        `rows` that runs already begins where that one ended.
+        """
+        if not model.kv.has_windows:
+            return
+        table = model.running
+        rows = rows[table.is_live[rows]]
+        slides = model.slides(rows)
+        for row in rows[slides].tolist():
+            model.kv.slide(row, int(table.num_computed[row]), int(table.num_tokens[row]))
+        rows = rows[~slides]
+        model.kv.give_back(rows, table.num_computed[rows])
+
     def _preempt(self, model: ModelState, row: int, now: float) -> None:
         model.counters.num_recomputed_tokens += int(model.running.num_computed[row])
         live = self.requeue(model, row, now, is_trusted=True)
@@ -443,7 +466,8 @@ class Memory:
         if end > start:
             output = table.output(row)
             hashes = live.extend_hashes(model.spec, output, end, model.block_tokens)
-            model.kv.commit(row, hashes[start:])
+            only = np.array([row], dtype=np.int32)
+            model.kv.commit(row, hashes[start:], is_private=bool(model.slides(only)[0]))
 
 
 def _waits_for_sibling(model: ModelState, live: LiveRequest) -> bool:

@@ -144,8 +144,7 @@ class SequenceLending:
             table, rows = model.running, model.running.idle_batch()
             if len(rows) == 0:
                 continue
-            lent = model.kv.num_lent[rows] * np.int32(model.block_tokens)
-            rows = rows[model.kv.capacity[rows] > lent]
+            rows = rows[model.kv.holds(rows)]
             is_whole, ranks = ~table.is_lent[rows], -table.seniority[rows]
             candidates += zip(is_whole.tolist(), ranks.tolist(), repeat(model), rows.tolist())
         candidates.sort(key=_FIRST_TWO)
@@ -205,8 +204,7 @@ def bound_idle(model: ModelState, *, is_left: bool) -> TableRows:
 def _with_blocks(model: ModelState) -> TableRows:
     """Return the idle sequences that have not lent all they had."""
     idle = model.running.idle()
-    lent_tokens = model.kv.num_lent[idle] * np.int32(model.block_tokens)
-    return idle[model.kv.capacity[idle] > lent_tokens]
+    return idle[model.kv.holds(idle)]
 
 
 class Swapping:

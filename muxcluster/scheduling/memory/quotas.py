@@ -28,7 +28,7 @@ def weights(models: Sequence[ModelState]) -> dict[str, float]:
         * model.meter.mean_tokens
         * model.meter.mean_held_s
         / model.block_tokens
-        * model.blocks_per_column
+        * model.kv.mean_column(model.meter.mean_tokens)
         for model in models
     }
 
@@ -43,7 +43,7 @@ def floors(
     0 for all; then only the floors of models that may be awake together need to fit. Raises
     ValueError where a column does not fit.
     """
-    wanted = {model.name: model.blocks(model.spec.max_model_len) for model in models}
+    wanted = {model.name: model.most_blocks(model.spec.max_model_len) for model in models}
     part = min(1.0, num_blocks / _most_at_once(models, wanted, resident_bytes))
     least = {m.name: _whole_columns(m, wanted[m.name] * part) for m in models}
     short = [name for name, blocks in least.items() if blocks == 0]

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from muxcluster.core.events import Rejected
 from muxcluster.core.job import Job
 from muxcluster.core.request import Request, ServiceClass
@@ -140,15 +143,26 @@ class ModelState:
     """One model: its sequences in rows, its waiting requests, its measured load."""
 
     def __init__(
-        self, spec: ModelSpec, kv: ModelCache, meter: LoadMeter, *, keeps_output: bool = True
+        self,
+        spec: ModelSpec,
+        kv: ModelCache,
+        meter: LoadMeter,
+        *,
+        keeps_output: bool = True,
+        most_tokens: int | None = None,
     ) -> None:
-        """keeps_output: see RunningTable."""
+        """keeps_output: see RunningTable. most_tokens: of a job; None: prompts have all their
+        blocks when they are admitted."""
         self.spec = spec
         self.kv = kv  # its part of the unit's KV cache
         self.name = spec.name
         self._adapters = frozenset(adapter.name for adapter in spec.adapters)
         self.blocks_per_column = spec.shape.blocks_per_column
         self.block_tokens = kv.block_tokens  # in one block; a column has `blocks_per_column`
+        # What a sequence needs at once, a block more as windows begin anywhere; None: all.
+        self._ahead_tokens: int | None = None
+        if most_tokens is not None and kv.slides:
+            self._ahead_tokens = spec.window + most_tokens + kv.block_tokens
         self.running = RunningTable(
             spec.max_seqs, spec.max_model_len, num_more=spec.batch_seqs, keeps_output=keeps_output
         )
@@ -216,6 +230,32 @@ class ModelState:
         """Return the blocks that hold `num_tokens` tokens of one sequence."""
         return self.columns(num_tokens) * self.blocks_per_column
 
+    def first_tokens(self, num_tokens: int, num_cached: int) -> int:
+        """Return for how many tokens a sequence with so many known has blocks when it is admitted.
+
+        All, but where it may slide: for the most that a job computes and what these see, after
+        `num_cached` tokens that were attached.
+        """
+        if self._ahead_tokens is None:
+            return num_tokens
+        return min(num_tokens, num_cached + self._ahead_tokens)
+
+    def slides(self, rows: TableRows) -> NDArray[np.bool_]:
+        """Return which of `rows` have prompt left for which they have no blocks yet, bool [n]."""
+        table = self.running
+        if self._ahead_tokens is None or not table.num_prefilling:
+            return np.zeros(len(rows), dtype=np.bool_)
+        lacks: NDArray[np.bool_] = self.kv.capacity[rows] < table.num_tokens[rows]
+        return lacks & table.is_prefilling[rows]
+
+    def most_blocks(self, num_tokens: int) -> int:
+        """Return the most blocks that a sequence ever holds that ends with so many tokens."""
+        if self._ahead_tokens is None:
+            return self.blocks(num_tokens)
+        # A window that was attached, and what it has for itself.
+        most = self.columns(self.spec.window) + 1 + self.columns(self._ahead_tokens)
+        return min(self.columns(num_tokens), most) * self.blocks_per_column
+
     def max_total(self, request: Request) -> int:
         """Return the prompt and output tokens at which `request` ends with `length`.
 
@@ -274,7 +314,7 @@ class ModelState:
             message = f"{num_prompt} prompt tokens exceed the context of {self.spec.max_model_len}"
             return Rejected(request.request_id, "context_length_exceeded", message)
         # The last token is never computed and needs no block.
-        needed = self.blocks(max(num_prompt, self.max_total(request) - 1))
+        needed = self.most_blocks(max(num_prompt, self.max_total(request) - 1))
         if needed > carry_blocks:
             tokens = carry_blocks // self.blocks_per_column * self.block_tokens
             message = (

@@ -14,6 +14,7 @@ import pytest
 
 from muxcluster.channel.codec import Done, Failed, Launch, decode, encode
 from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure, LoadError
 from muxcluster.core.job import JobResult
 from muxcluster.core.unitspec import UnitSpec
@@ -52,10 +53,11 @@ class SocketRank(RankLink):
     def load(self, spec: UnitSpec) -> None:
         self.far.send(b"loaded")
 
-    def loaded(self, spec: UnitSpec) -> None:
+    def loaded(self, spec: UnitSpec) -> tuple[ModelBackend, ...]:
         self._control.recv()
         if SocketRank.refusal and self.rank:
             raise SocketRank.refusal
+        return ()
 
     def kill(self) -> None:
         self.num_kills += 1
@@ -221,10 +223,10 @@ def test_a_restart_goes_on_where_new_ranks_cannot_load(
     refusals = [EngineFailure("out of memory")]
     original = SocketRank.loaded
 
-    def loaded(self: SocketRank, spec: UnitSpec) -> None:
+    def loaded(self: SocketRank, spec: UnitSpec) -> tuple[ModelBackend, ...]:
         if refusals:
             raise refusals.pop()
-        original(self, spec)
+        return original(self, spec)
 
     monkeypatch.setattr(SocketRank, "loaded", loaded)
     executor.restart()

@@ -14,6 +14,7 @@ import pytest
 
 from muxcluster.channel.codec import Done, Failed, Launch, Serving, decode, encode
 from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import JobResult
 from muxcluster.core.unitspec import UnitSpec
@@ -56,8 +57,9 @@ class SocketOwner(RankOwnerLink):
     def load(self, spec: UnitSpec) -> None:
         self.far_control.send(b"loaded")
 
-    def loaded(self, spec: UnitSpec) -> None:
+    def loaded(self, spec: UnitSpec) -> tuple[ModelBackend, ...]:
         self.control.recv(6)
+        return ()
 
     def fork(self, worker_id: int) -> tuple[FrameSocket, int]:
         if self.is_dead:

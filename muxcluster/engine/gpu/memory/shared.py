@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from muxcluster.core.backends import DENSE, ENCODER
+from muxcluster.core.backends import DENSE, ENCODER, ModelBackend, paged_backend
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.adapters.weights import ModelAdapters, read_adapters
 from muxcluster.engine.decoders.adapted import check_calls, linear_sizes, with_adapters
 from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu
-from muxcluster.engine.forward.paged_forward import TokenForward
+from muxcluster.engine.forward.paged_forward import Forward, TokenForward
 from muxcluster.engine.gpu.driver import Driver
 from muxcluster.engine.gpu.memory.files import SharedFiles, opened
 from muxcluster.engine.gpu.memory.ipc import DeviceExports, DeviceImports, check_plain_memory
@@ -64,6 +64,15 @@ class OwnedMemory:
                 pin(self.arena.host)
             self._exports = DeviceExports(Driver(index=self._device.index or 0))
         self.manifest = manifest_of(self._tensors, self._find)
+
+    @property
+    def backends(self) -> tuple[ModelBackend, ...]:
+        """How the models run."""
+        forwards = {name: Forward(model) for name, model in self._models.items()}
+        return tuple(
+            paged_backend(name, each.windows, is_unordered=not each.has_windows)
+            for name, each in forwards.items()
+        )
 
     def _adapters(self, place: int, spec: ModelSpec, model: nn.Module) -> dict[str, Tensor]:
         """Load the adapters of the unit's model at `place`. Raises LoadError as `read_adapters`."""

@@ -123,7 +123,9 @@ def main(control_fd: int, fork_fd: int, worker_module: str = WORKER_MODULE) -> i
         finally:
             worker_pool.end()
 
-    return serve_unit("mux-owner", control_fd, load, serve, explained)
+    return serve_unit(
+        "mux-owner", control_fd, load, serve, explained, lambda worker_pool: worker_pool.backends
+    )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.gpu.memory.shared import OwnedMemory
@@ -42,6 +43,11 @@ class WorkerPool:
     def workers(self) -> tuple[SpawnedWorker, ...]:
         """The newest worker of each rung."""
         return tuple(self._workers.values())
+
+    @property
+    def backends(self) -> tuple[ModelBackend, ...]:
+        """How the models run."""
+        return self._memory.backends
 
     def at(self, rung_id: int) -> SpawnedWorker:
         return self._workers[rung_id]

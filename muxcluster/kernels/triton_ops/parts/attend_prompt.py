@@ -85,6 +85,9 @@ def attend_prompt(
             present = tl.full([TILE], True, tl.int1)
             if phase != 1:
                 present = tokens < high
+            if phase == 0 and BLOCK_TOKENS % TILE > 0:
+                # The first tile may begin in a block that was given back and holds anything.
+                present &= tokens > low - window
             keys_at = tile_pointers(
                 keys, block, start, tokens, present, HALF, BLOCK_TOKENS, TILE, HEAD_DIM, BLOCK_D
             )
