@@ -33,6 +33,10 @@ class AdaptedForward:
     def has_windows(self) -> bool:
         return self.plain.has_windows
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return self.plain.windows
+
     def logits(
         self,
         tokens: Tensor,
@@ -58,6 +62,10 @@ class _ForwardOf:
     @property
     def has_windows(self) -> bool:
         return self.model.has_windows
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return self.model.windows
 
     def logits(
         self,

@@ -56,6 +56,10 @@ class _Windows:
         self.found.append(call.sliding_window)
         return query.new_zeros((*query.shape[:2], value.shape[-1]))
 
+    def attend_latent(self, query: Tensor, latent: Tensor, call: LayerCall) -> Tensor:
+        self.found.append(call.sliding_window)
+        return query.new_zeros((*query.shape[:2], call.value_width or query.shape[-1]))
+
 
 class Forward:
     """Runs a model through transformers' attention interface, without the model's own cache."""

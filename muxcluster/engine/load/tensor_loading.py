@@ -79,7 +79,8 @@ def whole_and_parts(spec: ModelSpec, group: RankGroup) -> tuple[nn.Module, Mappi
     with quiet_loading():
         config = read_config(directory, trust_remote_code=spec.trust_remote_code)
         model = skeleton(config, spec)
-    return model, divide(model, directory / "config.json", group).parts
+    step = expert_step(weight_format(spec))
+    return model, divide(model, directory / "config.json", group, step).parts
 
 
 def _quantise(

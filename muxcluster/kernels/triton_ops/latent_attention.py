@@ -272,7 +272,7 @@ def latent_attention(
     if num_splits > 1:
         sums = query.new_empty((tokens, heads, num_splits), dtype=torch.float32)
         partial = sums.new_empty((*sums.shape, value_width))
-    shape = span_constants(value_width, tiling.keys, split_tokens, block_tokens, False)
+    shape = _span_constants(value_width, tiling, split_tokens, block_tokens)
     latent_kernel[tiles, num_splits](
         partial,
         sums,
@@ -299,9 +299,17 @@ def latent_attention(
         num_stages=pipeline_stages(block_tokens, tiling.keys, tiling.tiles_in_flight),
     )
     if num_splits > 1:
+        no_sinks = query
         limits = (heads, num_splits, max_tokens, 0)
-        merge_kernel[tokens * heads,](output, partial, sums, starts + 1, *limits, **shape)
+        merge_kernel[tokens * heads,](output, partial, sums, starts + 1, no_sinks, *limits, **shape)
     return output
+
+
+def _span_constants(
+    value_width: int, tiling: Tiling, split_tokens: int, block_tokens: int
+) -> dict[str, int | bool]:
+    has = {"has_window": False, "has_sinks": False}
+    return span_constants(value_width, tiling.keys, split_tokens, block_tokens, **has)
 
 
 def tile_constants(
@@ -378,8 +386,8 @@ def _specimens(
             num_stages=pipeline_stages(block_tokens, tiling.keys, tiling.tiles_in_flight),
         )
         if is_split:
-            shape = span_constants(value_width, tiling.keys, SPLIT_TOKENS, block_tokens, False)
-            types = {"output": element, "partial": "*fp32", "sums": "*fp32"}
+            shape = _span_constants(value_width, tiling, SPLIT_TOKENS, block_tokens)
+            types = {"output": element, "partial": "*fp32", "sums": "*fp32", "sinks": element}
             name = f"latent_attention sm_{number} merge {dtype} v{value_width}"
             yield attention_specimen(name, merge_kernel, types, shape, set(), (number,))
 
