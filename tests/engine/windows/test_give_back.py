@@ -39,10 +39,10 @@ from tests.oracles import GreedyOracle
 pytestmark = pytest.mark.usefixtures("fast_children")
 
 WINDOW = 16
-FAMILIES = ("mistral", "gemma2")
+FAMILIES = ("mistral", "gemma2", "gpt_oss")
 WIDTH = block_tokens(8)
 # Blocks of a column of layers that see all tokens, and of those with a window.
-SIZES = {"mistral": (0, 2), "gemma2": (2, 2)}
+SIZES = {"mistral": (0, 2), "gemma2": (2, 2), "gpt_oss": (2, 2)}
 
 
 class PoisonedUnit(SteppedUnit):
