@@ -13,6 +13,7 @@ MAX_STOPS = 4
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 128
+MAX_BIASES = 4096
 MAX_TOOLS = 128
 # of files, as in OpenAI's API
 MIN_LIFETIME_S, MAX_LIFETIME_S = 3600, 30 * 86400
@@ -38,6 +39,14 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _not_too_many(value: object) -> object:
+    """Return `value`; found before its items are checked, each of which could be an error."""
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        reason = "at most {most} tokens may have a bias"
+        raise PydanticCustomError("too_many", reason, {"most": MAX_BIASES})
+    return value
+
+
 def _from_json_text(value: object) -> object:
     """Return what a JSON text says, and other values as they are."""
     if not isinstance(value, str):
@@ -48,6 +57,7 @@ def _from_json_text(value: object) -> object:
         raise PydanticCustomError("json_text", "{reason}", {"reason": error.message}) from None
 
 
+Biases = Annotated[dict[str, Bias], BeforeValidator(_not_too_many)]
 Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)]
 # vLLM's clients send objects, SGLang's their JSON text
 JsonObject = Annotated[dict[str, Any], BeforeValidator(_from_json_text)]
@@ -135,7 +145,7 @@ class GenerationBody(BaseModel):
     repetition_penalty: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: Biases | None = None
     seed: Int64 | None = None
     stop: Stops | None = None
     stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None

@@ -1,13 +1,17 @@
 """JSON from other processes."""
 
+import contextlib
+import gc
 import json
+from collections.abc import Iterator
 
 from muxcluster.core.errors import InvalidJson
 
-# Empty lists and strings cost 3 bytes each to send, and 60 to keep while nothing else runs. No
-# prompt has so many tokens, and no schema so many parts.
-MOST_CONTAINERS = 1_000_000  # brackets in strings count, too
-MOST_VALUES = 4_000_000
+# Most parts of a text, found by counting before it is parsed, which holds up everything else. An
+# empty list costs 3 bytes to send and 60 to keep. No prompt has so many tokens, no schema so many
+# names. In strings they count, too, but such a string is longer than any context.
+MOST = ((b"[", 250_000), (b"{", 250_000), (b'":', 200_000), (b",", 4_000_000))
+SMALL_BYTES = 250_000  # fewer have no room for so many
 
 
 def parse_json(data: bytes, what: str) -> object:
@@ -19,7 +23,8 @@ def parse_json(data: bytes, what: str) -> object:
     _check_size(data, what)
     try:
         # from bytes the parser would also take UTF-16, and surrogates written as UTF-8
-        value: object = json.loads(data.decode("utf-8-sig"))
+        with _without_collection():
+            value: object = json.loads(data.decode("utf-8-sig"))
         if b"\\ud" in data.lower():
             # a lone surrogate escape decodes to text that no tokenizer can encode
             json.dumps(value, ensure_ascii=False).encode()
@@ -29,10 +34,21 @@ def parse_json(data: bytes, what: str) -> object:
 
 
 def _check_size(data: bytes, what: str) -> None:
-    """Raise InvalidJson for more parts than a request can need; found without parsing."""
-    if len(data) < MOST_CONTAINERS:
+    """Raise InvalidJson for more parts than a request can need."""
+    if len(data) <= SMALL_BYTES:
         return
-    if data.count(b"[") + data.count(b"{") > MOST_CONTAINERS:
-        raise InvalidJson(f"{what} has more than {MOST_CONTAINERS} opening brackets")
-    if data.count(b",") > MOST_VALUES:
-        raise InvalidJson(f"{what} has more than {MOST_VALUES} commas")
+    for part, most in MOST:
+        if data.count(part) > most:
+            raise InvalidJson(f"{what} has {part.decode()} more than {most} times")
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Look for no garbage meanwhile: each new list would be visited again and again, to no end."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

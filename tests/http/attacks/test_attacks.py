@@ -212,7 +212,7 @@ def text_body(**fields: Any) -> bytes:
         b"\xff\xfe{\x00}\x00",
         b'{"model": "tiny", "prompt": "x"}{"model": "tiny"}',
         b'{"model": "tiny", "prompt": "\x00"}',
-        text_body(logit_bias={str(i): 1 for i in range(200_000)}),
+        text_body(logit_bias={str(i): "x" for i in range(100_000)}),
         text_body(stop=["a" * 1_000_000] * 4),
         text_body(messages="x", **{f"f{i}": i for i in range(100_000)}),
     ],
