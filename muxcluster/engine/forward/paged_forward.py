@@ -65,12 +65,17 @@ class Forward:
     """Runs a model through transformers' attention interface, without the model's own cache."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
+        self._model = model
         whole: Any = model.config
         config = whole.get_text_config(decoder=True)
         self.has_windows = any(getattr(config, name, None) for name in WINDOW_NAMES)
         self._windows: tuple[int | None, ...] | None = None
         self._picks_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @property
+    def model(self) -> nn.Module:
+        """Its modules."""
+        return self._model
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -82,7 +87,7 @@ class Forward:
     @torch.inference_mode()
     def _seen_by_layers(self) -> tuple[int | None, ...]:
         attention = _Windows()
-        token = torch.zeros(1, dtype=torch.int64, device=next(self.model.parameters()).device)
+        token = torch.zeros(1, dtype=torch.int64, device=next(self._model.parameters()).device)
         self.logits(token, token, attention, token)
         return tuple(attention.found)
 
@@ -96,7 +101,7 @@ class Forward:
     ) -> Tensor:
         picks = self._picks_logits and wanted is not None
         options = {"logits_to_keep": wanted} if picks else {}
-        output = self.model(
+        output = self._model(
             input_ids=tokens.unsqueeze(0),
             position_ids=positions.unsqueeze(0),
             use_cache=False,

@@ -21,6 +21,7 @@ from muxcluster.engine.forward.paged_forward import Forward
 from muxcluster.engine.gpu.memory.shared import OwnedMemory, mapped_memory
 from muxcluster.engine.load.paged_loading import load_model
 from muxcluster.engine.load.parity import WholeAttention
+from muxcluster.engine.quantised.linear import QuantisedLinear
 from muxcluster.engine.steps.runner import Earlier, load_forward
 from tests.adapters import LLAMA, merged, write_adapter
 from tests.engine.conftest import ModelBuilder
@@ -228,3 +229,31 @@ def test_a_linear_that_is_not_called_for_all_tokens_cannot_be_adapted(
     forward = with_adapters(Forward(model), ModelAdapters(("one",), {inner: ranks}), sizes)
     with pytest.raises(LoadError, match=message):
         check_calls(forward, spec)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("fuses", [True, False])
+def test_a_quantised_base(tiny: ModelBuilder, tmp_path: Path, fuses: bool) -> None:
+    """As ordinary linears of the dequantised weights with the adapter's product in them."""
+    base = tiny("llama")
+    adapter = write_adapter(tmp_path / "one", base, rank=3)
+    unit = replace(spec_of([base]), fuses_layers=fuses)
+    spec = replace(unit.models[0], quantize="int4")
+    model = load_model(spec, "cpu")
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    for name, up in tensors.items():
+        if name.endswith(".lora_B.weight"):
+            module = name.removeprefix("base_model.model.").removesuffix(".lora_B.weight")
+            down = tensors[name.replace(".lora_B.", ".lora_A.")]
+            stored = model.get_submodule(module)
+            assert isinstance(stored, QuantisedLinear)
+            linear = nn.Linear(*down.shape[1:], len(up), bias=False)
+            linear.weight = nn.Parameter(stored.weight + 2.0 * (up @ down), requires_grad=False)
+            model.set_submodule(module, linear)
+    positions = torch.arange(len(TOKENS))
+    expected = Forward(model).logits(TOKENS, positions, WholeAttention(), None)
+    forward = load_forward(replace(spec, adapters=(AdapterSpec("one", str(adapter)),)), unit)
+    assert isinstance(forward, AdaptedForward)
+    tokens = AdapterTokens.of(np.zeros(len(TOKENS), dtype=np.int32), CPU)
+    found = forward.of(tokens).logits(TOKENS, positions, WholeAttention(), None)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-3)
