@@ -174,8 +174,11 @@ def paged_prefill(
     kv_heads, group = table.shape[1], heads // table.shape[1]
     if tiling is None:
         members, major = triton.cdiv(tokens, rows) * group, capability(query.device)
-        is_widened = not halves.dtype.is_floating_point
-        tiling = choose_tiling(members, group, head_dim, query.dtype, major, is_widened=is_widened)
+        kind = {
+            "is_widened": not halves.dtype.is_floating_point,
+            "is_windowed": sliding_window is not None and soft_cap is None,
+        }
+        tiling = choose_tiling(members, group, head_dim, query.dtype, major, **kind)
     prefill_kernel[tokens // (tiling.members // group) + rows, kv_heads](
         output,
         query,
@@ -234,9 +237,13 @@ def _specimens(
     """
     exact = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
     half, block_tokens = pool_block(block, head_dim, stored)
-    for major, numbers in ((8, (80,)), (9, (90, 100))):
-        is_widened = stored in ("i8", "u8")
-        tiling = choose_tiling(members, group, head_dim, exact, major, is_widened=is_widened)
+    kind = {"is_widened": stored in ("i8", "u8"), "is_windowed": limited and has_sinks}
+    tilings: dict[tuple[int, Tiling], list[int]] = {}
+    for major in (8, 9, 10):
+        tiling = choose_tiling(members, group, head_dim, exact, major, **kind)
+        named = 9 if (9, tiling) in tilings else major  # mostly one tiling for both
+        tilings.setdefault((named, tiling), []).append(10 * major)
+    for (major, tiling), numbers in tilings.items():
         sizes = f"m{tiling.members} n{tiling.keys}{' window' * limited}"
         sizes += f"{' sinks' if has_sinks else ' cap' * limited} b{block}"
         constants = tile_constants(group, head_dim, tiling) | {

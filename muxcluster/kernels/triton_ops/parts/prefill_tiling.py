@@ -30,10 +30,12 @@ def choose_tiling(
     major: int,
     *,
     is_widened: bool = False,
+    is_windowed: bool = False,
 ) -> Tiling:
     """Return tiles as large as registers allow, and no larger than rows of so many members need.
 
     is_widened: whether keys and values lie in 8 bits that the program itself makes numbers of.
+    is_windowed: whether there is a sliding window, and no cap on the scores.
     """
     # Ampere's matrix units take both operands from registers, Hopper's from shared memory, which
     # leaves room for twice the keys.
@@ -47,5 +49,7 @@ def choose_tiling(
     keys = max(32, (4096 if is_ampere or block < 128 else 8192) // padded)
     if is_widened and (is_ampere or block >= 128):  # that takes registers too
         keys //= 2
+    if is_windowed and major >= 10 and block == padded == 64:
+        keys //= 2  # with 64 the compiler spills two registers for sm_100
     is_wide = block >= 128 or (is_ampere and block * padded >= 64 * 256)
     return Tiling(block, keys, 8 if is_wide else 4, 2)
