@@ -30,6 +30,13 @@ FAULTS = (
         "tests/kvcache/test_cache_rules.py tests/kvcache/test_cache_random.py",
     ),
     Fault(
+        "a column behind a window is given back a token too early",
+        "kvcache/kinds.py",
+        "np.maximum(num_tokens + np.int32(1 - self.window), 0)",
+        "np.maximum(num_tokens + np.int32(2 - self.window), 0)",
+        "tests/kvcache/test_windows.py",
+    ),
+    Fault(
         "a block's hash does not depend on the blocks before it",
         "core/hashing.py",
         "parent = hashlib.sha256(parent + data[start : start + width]).digest()",
@@ -172,8 +179,8 @@ FAULTS = (
     Fault(
         "the blocks of one GPU count for the whole mesh",
         "placement/memory.py",
-        "return tp * column.num_blocks(num_tokens)",
-        "return column.num_blocks(num_tokens)",
+        "return tp * _column(demand, bytes_per_block, tp).num_blocks(num_tokens)",
+        "return _column(demand, bytes_per_block, tp).num_blocks(num_tokens)",
         "tests/placement/test_division.py",
     ),
 )
