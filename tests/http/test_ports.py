@@ -44,7 +44,7 @@ def statuses(backend: FakeBackend, port: Port, path: str) -> tuple[int, str]:
     return answer.status_code, answer.text
 
 
-@pytest.mark.parametrize("path", OPERATORS)
+@pytest.mark.parametrize("path", sorted(OPERATORS))
 def test_operators_routes_are_at_their_port_alone(backend: FakeBackend, path: str) -> None:
     status, text = statuses(backend, Port.CLIENTS, path)
     assert status == 404 and "port of operators (server.admin)" in text
@@ -52,7 +52,7 @@ def test_operators_routes_are_at_their_port_alone(backend: FakeBackend, path: st
         assert "no such route at this port" not in statuses(backend, port, path)[1]
 
 
-@pytest.mark.parametrize("path", CLIENTS)
+@pytest.mark.parametrize("path", sorted(CLIENTS))
 def test_all_others_are_at_the_other(backend: FakeBackend, path: str) -> None:
     status, text = statuses(backend, Port.ADMIN, path)
     assert status == 404 and "port of clients" in text
