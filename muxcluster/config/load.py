@@ -320,6 +320,8 @@ def _quantised(
         found = quantised(facts, section.quantize)
     except ShapeError as error:
         raise source.error((*at, "quantize"), str(error)) from error
+    if found.shape.latent is not None and section.backend == "dense":
+        raise source.error((*at, "backend"), "dense keeps no latents, but all keys and values")
     if found.shape.weights is not None and section.backend == "dense":
         raise source.error((*at, "backend"), "dense runs no quantised weights")
     return found

@@ -138,11 +138,14 @@ def _node(section: NodeSection) -> Node:
 def _demand(model: ConfiguredModel, dtype: str) -> Demand:
     section = model.section
     is_dense = section.backend == "dense"
+    shape = model.facts.shape
+    if is_dense or model.facts.is_dense:  # a model's own cache gives nothing back
+        shape = replace(shape, window=0, window_layers=())
     # defaults of a model with a short context; given lengths have been checked (config.load)
     part = min(1.0, model.max_model_len / (section.prompt_tokens + section.output_tokens))
     return Demand(
         name=section.name,
-        shape=model.facts.shape,
+        shape=shape,
         rate=section.rate,
         prompt_tokens=section.prompt_tokens * part,
         output_tokens=section.output_tokens * part,

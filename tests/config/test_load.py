@@ -238,6 +238,13 @@ def test_default_lengths_are_cut_to_a_short_max_model_len(write) -> None:
     assert demand.prompt_tokens / demand.output_tokens == pytest.approx(161 / 338)
 
 
+def test_latents_are_not_kept_by_the_dense_backend(write) -> None:
+    text = "models:\n  - {name: a, shape: deepseek-v2-lite, backend: dense}\n"
+    error = refusal(write, text)
+    assert error.key == "models[0].backend"
+    assert "dense keeps no latents" in str(error)
+
+
 @pytest.mark.parametrize(
     ("entries", "line", "key", "says"),
     [

@@ -37,6 +37,22 @@ def test_layers_are_those_of_transformers(kind: str, is_listed: bool) -> None:
     assert window_fields(raw, kind, NUM_LAYERS) == expected
 
 
+def test_known_shapes_are_those_of_their_files() -> None:
+    config = AutoConfig.for_model("gpt_oss", num_hidden_layers=24, num_local_experts=32)
+    raw = {key: value for key, value in config.to_dict().items() if value is not None}
+    known = SHAPES["gpt-oss-20b"]
+    found = window_fields(raw, "gpt_oss", 24)
+    assert found == {"window": known.window, "window_layers": known.window_layers}
+
+
+def test_families_with_windows_from_a_layer_on_have_them_late_by_default() -> None:
+    asked = {"sliding_window": 64, "use_sliding_window": True}
+    config = AutoConfig.for_model("qwen2", num_hidden_layers=30, **asked)
+    types = config.layer_types
+    layers = tuple(i for i, name in enumerate(types) if name == "sliding_attention")
+    assert window_fields(asked, "qwen2", 30)["window_layers"] == layers
+
+
 def test_where_no_layer_has_a_window() -> None:
     assert window_fields({}, "mistral", 4) == {}
     assert window_fields({"sliding_window": 64}, "qwen2", 4) == {}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from muxcluster.core.errors import LoadError
 from muxcluster.core.inputs.adapter_files import AdaptedModule, AdapterFiles, read_adapter
 from muxcluster.core.unitspec import ModelSpec
+from muxcluster.engine.forward.latents import Expansion
 from muxcluster.engine.quantised.linear import QuantisedLinear
 
 logger = logging.getLogger(__name__)
@@ -165,6 +166,9 @@ def _check_fits(adapted: AdaptedModule, model: Foreign, base: str, files: Adapte
         raise LoadError(file, message) from None
     if linear is model.get_output_embeddings():
         raise LoadError(file, f"tensor {adapted.down}: the output layer cannot be adapted")
+    if isinstance(linear, Expansion):
+        message = f"{name} of {base} makes keys and values of latents and cannot be adapted: merge"
+        raise LoadError(file, f"tensor {adapted.down}: {message}")
     if not isinstance(linear, nn.Linear | QuantisedLinear):
         kind = type(linear).__name__
         raise LoadError(file, f"tensor {adapted.down}: {name} of {base} is no linear, but a {kind}")

@@ -137,6 +137,9 @@ def check_calls(forward: AdaptedForward, spec: ModelSpec) -> None:
         forward.of(batch).logits(tokens, positions, WholeAttention(), None)
     except OtherTokens as error:
         raise LoadError(directory, f"{spec.name} computes experts by tokens: {error}") from error
+    except Exception as error:  # the model's code asks its linears for what adapted ones have not
+        message = f"{spec.name} does not run with adapted linears: {error}"
+        raise LoadError(directory, message) from error
     finally:
         for hook in hooks:
             hook.remove()

@@ -45,11 +45,15 @@ def keep_latents(model: nn.Module) -> None:
     transformers do; idempotent.
     """
     for module in list(model.modules()):
-        whole = getattr(module, "kv_b_proj", None)
-        if isinstance(whole, nn.Linear) and hasattr(module, "expand_kv"):
+        whole: Foreign = getattr(module, "kv_b_proj", None)
+        if _is_plain(whole) and hasattr(module, "expand_kv"):
             changed: Foreign = module
             changed.kv_b_proj = Expansion(whole)
             changed.expand_kv = _kept
+
+
+def _is_plain(module: Foreign) -> bool:
+    return isinstance(module, nn.Linear) and getattr(module, "bias", None) is None
 
 
 def value_width(module: Foreign) -> int | None:

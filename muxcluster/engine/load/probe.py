@@ -74,6 +74,8 @@ def _fault(recorder: _Recorder, spec: ModelSpec) -> str:
                 f"layer {call.layer} has keys {tuple(key)} and values {tuple(value)}, "
                 f"not {expected}"
             )
+        if is_latent and (call.sliding_window or call.soft_cap or call.sinks is not None):
+            return f"layer {call.layer} limits its attention to latents"
         if call.extras & _CHANGES_SCORES:
             changes = ", ".join(sorted(call.extras & _CHANGES_SCORES))
             return f"layer {call.layer} changes its scores by {changes}"

@@ -46,8 +46,9 @@ class JobTarget:
 class ProfileJobs:
     """Jobs of one model for one worker.
 
-    sends_ahead: decode steps are sent behind others. Invariant: n rows from the first on are open,
-    where n is the batch of the last `prefill`; after a `mixed` those of its prompts, too.
+    sends_ahead: decode steps are sent behind others. ids: of further jobs. Invariant: n rows from
+    the first on are open, where n is the batch of the last `prefill`; after a `mixed` those of its
+    prompts, too.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class ProfileJobs:
         self._target = target
         self._model = next(model for model in spec.models if model.name == target.model)
         self._budget = spec.scheduler.token_budget
-        self._kv, self._ids = state.kv.of(self._model.name), state.ids
+        self._kv, self.ids = state.kv.of(self._model.name), state.ids
         self._open: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._beside = self._open  # rows of the prompts in the last `mixed`
         self._random = np.random.default_rng(self._model.seed)
@@ -169,7 +170,7 @@ class ProfileJobs:
         admissions: tuple[Admission, ...] = (),
     ) -> Job:
         return Job(
-            job_id=next(self._ids),
+            job_id=next(self.ids),
             model=self._model.name,
             phase=phase,
             worker_id=self._target.worker_id,

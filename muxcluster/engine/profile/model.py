@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,10 +10,10 @@ from muxcluster.core.backends import as_loaded
 from muxcluster.core.errors import LoadError
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.executor import Executor, JobDone, Outcome
+from muxcluster.engine.executor import Executor
 from muxcluster.engine.profile.grid import Grid, Point, fits, fits_mixed, num_beside
 from muxcluster.engine.profile.jobs import ProfileJobs
-from muxcluster.engine.profile.outcomes import check_outcome
+from muxcluster.engine.profile.outcomes import num_ended, seconds_behind
 from muxcluster.engine.profile.turns import measure_turns
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.placement.cost import Cell, MixedCell, Turn
@@ -152,16 +152,10 @@ def run_decode(executor: Executor, jobs: ProfileJobs, point: Point) -> float:
 
     Raises as `check_outcome`.
     """
-    first = jobs.decode(point)
-    if not jobs.sends_ahead:
-        return run_jobs(executor, [first])
-    executor.launch(first)
-    executor.launch(replace(jobs.decode(point), follows=first.job_id))
-    ends_s: list[float] = []
-    while len(ends_s) < 2:
-        ended = sum(_is_end(outcome) for outcome in executor.wait(None))
-        ends_s += [time.perf_counter()] * ended
-    return ends_s[1] - ends_s[0]
+    step = jobs.decode(point)
+    if jobs.sends_ahead:
+        return seconds_behind(executor, step, jobs.ids)
+    return run_jobs(executor, [step])
 
 
 def samples_of(repeats: int, run: Callable[[], float]) -> tuple[float, ...]:
@@ -178,12 +172,6 @@ def run_jobs(executor: Executor, jobs: Sequence[Job]) -> float:
     started = time.perf_counter()
     for job in jobs:
         executor.launch(job)
-        while not any(_is_end(outcome) for outcome in executor.wait(None)):
+        while not num_ended(executor):
             continue
     return time.perf_counter() - started
-
-
-def _is_end(outcome: Outcome) -> bool:
-    """Return whether a job is done. Raises as `check_outcome`."""
-    check_outcome(outcome)
-    return isinstance(outcome, JobDone)

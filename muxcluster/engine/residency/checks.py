@@ -54,7 +54,9 @@ class LoadChecks:
 
 
 def _files_of(spec: ModelSpec) -> int:
-    """Return a number that changes with the names, sizes or times of the model's files."""
-    stats = [(file.name, file.stat()) for file in sorted(Path(spec.path).iterdir())]
+    """Return a number that changes with the files of model and adapters: names, sizes, times."""
+    folders = (spec.path, *(each.path for each in spec.adapters))
+    files = [file for folder in folders for file in sorted(Path(folder).iterdir())]
+    stats = [(file.name, file.stat()) for file in files]
     named = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
     return int.from_bytes(blake2b(named.encode(), digest_size=7).digest(), "little")

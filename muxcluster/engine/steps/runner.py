@@ -285,6 +285,6 @@ def _backends(forwards: Mapping[str, TokenForward | Slab | Encoder]) -> tuple[Mo
     return tuple(
         each.backend
         if isinstance(each, Slab | Encoder)
-        else paged_backend(name, each.windows, is_unordered=not each.has_windows)
+        else paged_backend(name, each.windows, is_unordered=not any(each.windows))
         for name, each in forwards.items()
     )

@@ -63,9 +63,9 @@ class MeasuredCost:
         self._decode = self._surfaces("decode", cells)
         self._loss = fitted_loss([self._slowed(pair, shapes) for pair, shapes in pairs])
         self._mixed = self._mixed_factors(models)
-        turns = [turn for model in models for turn in model.turns]
-        self._turn = _turn_line(turns)
-        self._sends_ahead = all(turn.new for turn in turns)
+        self._step_turn, self._prompt_turn = _turn_lines(
+            [turn for model in models for turn in model.turns]
+        )
 
     def prefill_s(
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
@@ -96,10 +96,12 @@ class MeasuredCost:
 
     def turn_s(self, rows: float, new: float) -> float:
         """What the unit itself does between a job and the next one (`profile.Turn`)."""
-        fixed_s, per_row_s, per_new_s = self._turn
-        if self._sends_ahead:  # a job without new sequences had the next one behind it
-            return fixed_s * min(new, 1.0) + per_new_s * new
-        return fixed_s + per_row_s * rows + per_new_s * new
+        fixed_s, per_row_s = self._step_turn
+        first_s, per_new_s = self._prompt_turn
+        some = min(1.0, new)  # jobs with new sequences
+        return (1 - some) * (fixed_s + per_row_s * rows) + (
+            some * (first_s + per_row_s * max(0.0, rows - new)) + per_new_s * new
+        )
 
     def prefill_draw(
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
@@ -155,18 +157,21 @@ class MeasuredCost:
         }
 
 
-def _turn_line(turns: Sequence[Turn]) -> tuple[float, ...]:
-    """Return the seconds of any turn, more for each row, and more for each new one.
+def _turn_lines(turns: Sequence[Turn]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return the seconds of any turn and more for each row: of jobs without new sequences, and of
+    jobs of new ones."""
+    steps = [turn for turn in turns if not turn.new]
+    return _turn_line(steps), _turn_line([turn for turn in turns if turn.new])
 
-    None for rows where all turns are of new ones, zeros for no turns.
-    """
+
+def _turn_line(turns: Sequence[Turn]) -> tuple[float, float]:
+    """Zeros for no turns."""
     if not turns:
-        return 0.0, 0.0, 0.0
+        return 0.0, 0.0
     seconds = np.array([median(turn.seconds) for turn in turns])
-    has_others = any(turn.new == 0 for turn in turns)
-    terms = np.array([(1.0, turn.rows * has_others, turn.new) for turn in turns])
-    terms /= seconds[:, None]
-    return tuple(scipy.optimize.nnls(terms, np.ones(len(turns)))[0].tolist())
+    terms = np.array([(1.0, turn.rows) for turn in turns]) / seconds[:, None]
+    first_s, per_row_s = scipy.optimize.nnls(terms, np.ones(len(turns)))[0].tolist()
+    return first_s, per_row_s
 
 
 def _factor(job: PairedJob) -> float:

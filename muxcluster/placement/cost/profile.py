@@ -72,8 +72,8 @@ class MixedCell:
 class Turn:
     """What the unit itself does between a job and the next one like it.
 
-    Each has `rows` sequences, `new` of which are admitted with it, and as many end. Where all turns
-    of a profile have new ones, decode steps were sent ahead and have none.
+    Each has `rows` sequences, `new` of which are admitted with it, and as many end. Where the
+    cells' decode steps were sent ahead, that of steps which were not is longer by what this hides.
     """
 
     rows: Count

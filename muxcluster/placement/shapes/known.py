@@ -41,12 +41,13 @@ def _qwen3(layers: int, hidden: int, heads: tuple[int, int], inner: int, **more:
 
 def _gpt_oss(layers: int, experts: int) -> ModelShape:
     sizes = (layers, 2880, 64, 8, 64, 2880, 201088, 131072)
-    return ModelShape(
+    shape = ModelShape(
         *sizes,
         num_experts=experts,
         experts_per_token=4,
         weights=WeightFormat("mxfp4", 32, of_experts=True),
     )
+    return _windowed(shape, 128, 2)
 
 
 def _neox(layers: int, hidden: int, heads: int, vocab: int) -> ModelShape:

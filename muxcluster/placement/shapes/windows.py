@@ -7,7 +7,12 @@ from muxcluster.placement.shapes.config_values import first_integer, flag, integ
 
 # The windows of families whose files may leave theirs out. A file without one of mistral says that
 # there is none.
-_DEFAULTS: Mapping[str, int] = {"gemma2": 4096, "gemma3_text": 4096, "gpt_oss": 128}
+_DEFAULTS: Mapping[str, int] = {
+    "cohere2": 4096,
+    "gemma2": 4096,
+    "gemma3_text": 4096,
+    "gpt_oss": 128,
+}
 # Families that have windows only where `use_sliding_window` says so.
 _ASKED = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 _Rule = Callable[[Mapping[str, Any], int], bool]
@@ -18,7 +23,8 @@ def _every(_: Mapping[str, Any], layer: int) -> bool:
 
 
 def _last(config: Mapping[str, Any], layer: int) -> bool:
-    return layer >= integer(config, "max_window_layers", 0)
+    first = integer(config, "max_window_layers", 0) if "max_window_layers" in config else 28
+    return layer >= first
 
 
 def _alternating(config: Mapping[str, Any], layer: int) -> bool:

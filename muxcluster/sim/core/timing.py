@@ -64,6 +64,8 @@ class CostTiming:
         self._models = unit.models
         self._slowdown = next(iter(unit.models.values())).cost.slowdown
         self._tp = unit.tp
+        # Of several models, most often another one has work, and nothing is sent ahead.
+        self._sends_ahead = unit.spec.scheduler.pipeline_depth > 1 and len(unit.models) == 1
         self._host_link = unit.spec.host_link or HOST_LINK
         self._slot_bytes = {model.name: 2 * model.shape.slot_bytes for model in unit.spec.models}
         self._decodes = {
@@ -118,7 +120,9 @@ class CostTiming:
         return masks_s(len(job.rows), self._models[job.model].constrained_share)
 
     def _turn_s(self, job: Job) -> float:
-        """Return each step's part of what the unit does after the job."""
+        """Return each step's part of what the unit does after the job, if a worker waits for it."""
+        if self._sends_ahead and not job.admissions and job.rows.counts.max() == 1:
+            return 0.0
         cost = self._models[job.model].cost
         return cost.turn_s(len(job.rows), len(job.admissions)) / job.max_steps
 

@@ -147,6 +147,15 @@ def test_what_does_not_fit_the_base_is_refused_by_name(
     assert error.value.path == file
 
 
+def test_what_makes_keys_of_latents_cannot_be_adapted(tiny: ModelBuilder, tmp_path: Path) -> None:
+    base = tiny("deepseek_v2")
+    adapter = write_adapter(tmp_path / "one", base, targets=("kv_b_proj",))
+    unit = spec_of([base])
+    spec = replace(unit.models[0], adapters=(AdapterSpec("one", str(adapter)),))
+    with pytest.raises(LoadError, match=r"kv_b_proj of \S+ makes keys and values of latents"):
+        load_forward(spec, unit)
+
+
 def test_a_model_on_the_dense_backend_has_none(tiny: ModelBuilder, tmp_path: Path) -> None:
     base = tiny("llama")
     adapter = write_adapter(tmp_path / "one", base)

@@ -162,11 +162,12 @@ def test_a_decode_step_is_measured_behind_another_where_units_send_it_ahead() ->
     executor = FakeExecutor()
     measure(sent_ahead(lone_spec()), GRID, lambda point: None, executor)
     steps = [job for job in executor.launched if job.phase is Phase.DECODE]
-    assert len(steps) == 2 * len(GRID.points()) * (GRID.repeats + 1)
-    for first, second in zip(steps[::2], steps[1::2], strict=True):
-        assert (first.follows, second.follows) == (None, first.job_id)
-        assert (first.rows.starts == second.rows.starts).all()
-        assert first.rows.table_rows.tolist() == second.rows.table_rows.tolist()
+    assert len(steps) == 4 * len(GRID.points()) * (GRID.repeats + 1)
+    for place in range(0, len(steps), 4):
+        series = steps[place : place + 4]
+        assert [job.follows for job in series] == [None, *(job.job_id for job in series[:3])]
+        assert len({int(job.rows.starts[0]) for job in series}) == 1
+    assert len({job.job_id for job in executor.launched}) == len(executor.launched)
 
 
 def test_steps_of_padded_batches_are_measured_alone() -> None:
@@ -175,10 +176,14 @@ def test_steps_of_padded_batches_are_measured_alone() -> None:
     assert all(job.follows is None for job in executor.launched)
 
 
-def test_steps_that_are_sent_ahead_have_no_turns() -> None:
+def test_turns_of_steps_hold_what_sending_ahead_hides() -> None:
+    executor = FakeExecutor()
     grid = Grid((1.0,), (1, 3), (5,), repeats=1)
-    turns = measure_turns(sent_ahead(lone_spec()), FakeExecutor(), grid)
-    assert [(turn.rows, turn.new) for turn in turns] == [(1, 1), (3, 3)]
+    turns = measure_turns(sent_ahead(lone_spec()), executor, grid)
+    assert [(turn.rows, turn.new) for turn in turns] == [(1, 0), (1, 1), (3, 0), (3, 3)]
+    behind = [job for job in executor.launched if job.follows is not None]
+    assert {len(job.rows) for job in behind} == {1, 3} and not any(j.admissions for j in behind)
+    assert len({job.job_id for job in behind}) == len(behind)
 
 
 def test_turns_are_measured_between_decodes_and_between_prompts() -> None:

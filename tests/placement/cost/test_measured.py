@@ -261,8 +261,12 @@ def test_turns_are_a_line_in_rows_and_new_rows() -> None:
         assert cost.turn_s(rows, new) == pytest.approx(0.001 + 2e-5 * rows + 4e-5 * new)
 
 
-def test_where_steps_are_sent_ahead_only_jobs_with_new_rows_have_turns() -> None:
-    turns = tuple(Turn(rows, rows, (0.001 + 4e-5 * rows,) * 3) for rows in (1, 4, 16))
-    cost = MeasuredCost(A100, 2, [ProfiledModel("m", SHAPE, tuple(cells_of()), (), turns)])
-    for rows, new, seconds in ((1, 0, 0.0), (64, 0, 0.0), (64, 4, 0.00116), (64, 0.5, 0.00052)):
-        assert cost.turn_s(rows, new) == pytest.approx(seconds)
+def test_turns_of_steps_and_of_prompts_are_lines_of_their_own() -> None:
+    steps = tuple(Turn(rows, 0, (0.002 + 1e-5 * rows,) * 3) for rows in (1, 4, 16))
+    prompts = tuple(Turn(rows, rows, (0.001 + 4e-5 * rows,) * 3) for rows in (1, 4, 16))
+    models = [ProfiledModel("m", SHAPE, tuple(cells_of()), (), steps + prompts)]
+    cost = MeasuredCost(A100, 2, models)
+    assert cost.turn_s(64, 0) == pytest.approx(0.00264)
+    assert cost.turn_s(64, 4) == pytest.approx(0.00116 + 60e-5)
+    half = (cost.turn_s(64, 0) + 0.001 + 63.5e-5) / 2 + 2e-5
+    assert cost.turn_s(64, 0.5) == pytest.approx(half)

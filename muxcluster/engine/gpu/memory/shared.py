@@ -44,7 +44,7 @@ class OwnedMemory:
         self._device = torch.device(spec.device)
         self._files = SharedFiles()
         self._tensors: dict[str, Tensor] = {}
-        self._models = {}
+        self._models: dict[str, nn.Module] = {}
         for place, each in enumerate(spec.models):
             model = self._models[each.name] = _paged(each, spec.device)
             if spec.fuses_layers and has_llama_layers(model):
@@ -54,6 +54,7 @@ class OwnedMemory:
             named = tensors_in(model).items()
             self._tensors |= {_weight(each.name, name): tensor for name, tensor in named}
             self._tensors |= self._adapters(place, each, model)
+        self.backends = _backends(self._models)  # runs models: there is memory for that before
         self.arena = Arena(spec, self._take)
         self._exports: DeviceExports | None = None
         if self._device.type == "cuda":
@@ -64,15 +65,6 @@ class OwnedMemory:
                 pin(self.arena.host)
             self._exports = DeviceExports(Driver(index=self._device.index or 0))
         self.manifest = manifest_of(self._tensors, self._find)
-
-    @property
-    def backends(self) -> tuple[ModelBackend, ...]:
-        """How the models run."""
-        forwards = {name: Forward(model) for name, model in self._models.items()}
-        return tuple(
-            paged_backend(name, each.windows, is_unordered=not each.has_windows)
-            for name, each in forwards.items()
-        )
 
     def _adapters(self, place: int, spec: ModelSpec, model: nn.Module) -> dict[str, Tensor]:
         """Load the adapters of the unit's model at `place`. Raises LoadError as `read_adapters`."""
@@ -95,6 +87,14 @@ class OwnedMemory:
             tensor = torch.zeros(shape, dtype=dtype, device=self._device)
         self._tensors[_arena(name)] = tensor
         return tensor
+
+
+def _backends(models: Mapping[str, nn.Module]) -> tuple[ModelBackend, ...]:
+    """Return how the models run."""
+    windows = {name: Forward(model).windows for name, model in models.items()}
+    return tuple(
+        paged_backend(name, each, is_unordered=not any(each)) for name, each in windows.items()
+    )
 
 
 def _paged(spec: ModelSpec, device: str) -> nn.Module:
