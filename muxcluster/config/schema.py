@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from muxcluster.core.inputs.api_key import checked_key
+from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.core.kvshape import KvDtype
 
 
@@ -458,7 +459,8 @@ class ServerSection(Section):
         if self.keys is not None and self.keys_file is not None:
             raise ValueError("give either keys or keys_file")
         admin = self.admin
-        if admin is not None and admin.port == self.port and admin.host == self.host:
+        own = HttpAddress(self.host, self.port)
+        if admin is not None and own.overlaps(HttpAddress(admin.host, admin.port)):
             raise ValueError("admin has the same host and port as the server itself")
         return self
 

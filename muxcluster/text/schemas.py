@@ -1,8 +1,9 @@
 """Bodies of the OpenAI routes: field names, types and ranges (null means the default)."""
 
+from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from muxcluster.core.errors import InvalidJson
@@ -15,6 +16,7 @@ MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 128
 MAX_BIASES = 4096
 MAX_TOOLS = 128
+MAX_METADATA = 16
 # of files, as in OpenAI's API
 MIN_LIFETIME_S, MAX_LIFETIME_S = 3600, 30 * 86400
 
@@ -47,6 +49,21 @@ def _not_too_many(value: object) -> object:
     return value
 
 
+def _few_pairs(value: object) -> object:
+    """Return a larger object with one pair too many; each could be an error."""
+    if not isinstance(value, dict):
+        return value
+    return dict(islice(value.items(), MAX_METADATA + 1))
+
+
+def _to_first_wrong(value: object) -> object:
+    """Return texts up to the first that is none; each could be an error."""
+    if not isinstance(value, list):
+        return value
+    wrong = (index for index, each in enumerate(value) if not isinstance(each, str))
+    return value[: next(wrong, len(value)) + 1]
+
+
 def _from_json_text(value: object) -> object:
     """Return what a JSON text says, and other values as they are."""
     if not isinstance(value, str):
@@ -58,37 +75,51 @@ def _from_json_text(value: object) -> object:
 
 
 Biases = Annotated[dict[str, Bias], BeforeValidator(_not_too_many)]
+# pydantic itself stops at the length of a list, but not at that of a dict
 Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)]
+Metadata = Annotated[
+    dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA), BeforeValidator(_few_pairs)
+]
 # vLLM's clients send objects, SGLang's their JSON text
 JsonObject = Annotated[dict[str, Any], BeforeValidator(_from_json_text)]
-Choices = Annotated[list[str], Field(min_length=1)]
-Texts = Annotated[list[str], Field(min_length=1), BeforeValidator(_as_list)]
+Choices = Annotated[list[str], Field(min_length=1), BeforeValidator(_to_first_wrong)]
+Texts = Annotated[Choices, BeforeValidator(_as_list)]
 
 
-class StreamOptions(BaseModel):
-    """`stream_options`: what a stream has beside text."""
+class Closed(BaseModel):
+    """An object with no other names than its fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, value: object) -> object:
+        """Leave one unknown name, each of which would be an error."""
+        if not isinstance(value, dict):
+            return value
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next((name for name in value if name not in known), None)
+        return {name: each for name, each in value.items() if name in known or name == unknown}
+
+
+class StreamOptions(Closed):
+    """`stream_options`: what a stream has beside text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class SloBody(BaseModel):
+class SloBody(Closed):
     """`slo`: latency targets in seconds; an absent one is the model's."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     ttft: Seconds | None = None
     tpot: Seconds | None = None
 
 
-class JsonSchemaFormat(BaseModel):
+class JsonSchemaFormat(Closed):
     """`response_format.json_schema`. name, description: nobody is shown them. strict: the schema is
     enforced whatever it says."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     name: ShortText
     description: str | None = None
@@ -96,13 +127,11 @@ class JsonSchemaFormat(BaseModel):
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Closed):
     """`response_format`: OpenAI's types, and `structural_tag` with vLLM's fields.
 
     What `format` or `structures` hold is checked by `constraints.structural_tags`.
     """
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -111,10 +140,8 @@ class ResponseFormat(BaseModel):
     triggers: list[Any] | None = None
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Closed):
     """`structured_outputs` of vLLM: one constraint; options that would change it are refused."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     json_: JsonObject | None = Field(default=None, alias="json")
     json_object: bool | None = None
@@ -216,15 +243,13 @@ class RerankBody(TextsBody):
     by default."""
 
     query: str
-    documents: Annotated[list[str], Field(min_length=1)]
+    documents: Choices
     top_n: Annotated[int, Field(ge=1, lt=INT64)] | None = None
     return_documents: bool | None = None
 
 
-class FunctionBody(BaseModel):
+class FunctionBody(Closed):
     """A function that the model may call. parameters: the JSON schema of its arguments."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     name: FunctionName
     description: str | None = None
@@ -232,10 +257,8 @@ class FunctionBody(BaseModel):
     strict: bool | None = None
 
 
-class ToolBody(BaseModel):
+class ToolBody(Closed):
     """An entry of `tools`."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["function"]
     function: FunctionBody
@@ -287,19 +310,15 @@ class DetokenizeBody(BaseModel):
     tokens: Any
 
 
-class ExpiresAfter(BaseModel):
+class ExpiresAfter(Closed):
     """When a file expires, as in OpenAI's API: so many seconds after it was made."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=MIN_LIFETIME_S, le=MAX_LIFETIME_S)]
 
 
-class ExpiryForm(BaseModel):
+class ExpiryForm(Closed):
     """The `expires_after` of an upload's form."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     expires_after: ExpiresAfter
 
@@ -313,7 +332,7 @@ class BatchBody(BaseModel):
     input_file_id: ShortText
     endpoint: ShortText
     completion_window: ShortText
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
 
 

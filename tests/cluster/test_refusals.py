@@ -129,6 +129,8 @@ def test_the_port_of_operators_is_not_that_of_clients(
         assert f"127.0.0.1:{port}" in _refusal(capsys, str(file), "--port", "0")
     line = _refusal(capsys, str(file), "--port", str(port))
     assert f"127.0.0.1:{port}" in line and "server.admin" in line
+    line = _refusal(capsys, str(file), "--port", str(port), "--host", "0.0.0.0")
+    assert f"0.0.0.0:{port}" in line and "server.admin" in line
 
 
 def test_the_process_ends_with_the_code_and_leaves_none(start_server: Any, tmp_path: Path) -> None:

@@ -60,13 +60,24 @@ def test_what_looks_like_another_line_is_none() -> None:
         f'{{"password": "{SECRET}"}}',
         f"https://user:{SECRET}@hub.example/x",
         f"GET /x?token={SECRET}&y=1",
+        f"HF_TOKEN={SECRET}",
+        f"MUXCLUSTER_API_KEY={SECRET}",
+        f'openai_api_key: "{SECRET}"',
+        f"access_token={SECRET}",
+        f"client_secret: {SECRET}",
+        f"GET /v1/models?key={SECRET}",
+        f"GET /x?a=b&key={SECRET}&y=1",
+        f"https://user:pa@{SECRET}@hub.example/x",
+        f"redis://:{SECRET}@10.0.0.1:6379",
+        f"token: 151645-{SECRET}",
+        "password=31415926",
         f"hf_{SECRET.replace('-', '')} and sk-{SECRET}",
     ],
 )
 @pytest.mark.parametrize("form", [TextLines, JsonLines])
 def test_secrets_are_not_shown(text: str, form: Callable[[], logging.Formatter]) -> None:
     shown = form().format(record("it was %s here", text))
-    assert SECRET not in shown and SECRET.replace("-", "") not in shown
+    assert SECRET not in shown and SECRET.replace("-", "") not in shown and "31415" not in shown
     assert REDACTED in shown and "it was" in shown and shown.rstrip('}"').endswith("here")
 
 
@@ -76,6 +87,9 @@ def test_ordinary_lines_stay_as_they_are() -> None:
         "http://127.0.0.1:8000/v1/models",
         "prompt_tokens=512 output_tokens: 338, token 17",
         "no key 'team-a' in keys.yaml",
+        "next token: 151645",
+        "stop_token=128009, 'token': 1000000.",
+        "/usage?by=key&key=a and http://127.0.0.1:8000/x@y",
     ):
         assert without_secrets(text) == text
 
@@ -94,7 +108,9 @@ def test_the_environment_says_which_form(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_lines_of_processes_get_their_names() -> None:
-    assert json.loads(json_line("unit", '{"message": "x"}')) == {"process": "unit", "message": "x"}
-    for other in ("terminate called", "[1]", "5", f"token={SECRET}"):
+    for line in ('{"message": "x"}', '{"process": "another", "message": "x"}'):
+        assert json.loads(json_line("unit", line)) == {"process": "unit", "message": "x"}
+    deep = '{"a":' * 100_000
+    for other in ("terminate called", "[1]", "5", f"token={SECRET}", deep, "[" * 100_000):
         line = json.loads(json_line("unit", other))
         assert line == {"process": "unit", "message": without_secrets(other)}

@@ -1,6 +1,7 @@
 """Limits of connections: whose place a new one takes, and who gets none."""
 
 import json
+import logging
 import resource
 import socket
 from collections.abc import Iterator
@@ -176,13 +177,26 @@ def test_the_books_agree_whatever_happens(
     connections.check()
 
 
-def test_the_limit_of_open_files_is_kept_in_mind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_tls_a_connection_without_a_place_is_not_waited_for() -> None:
+    connections = OpenConnections(ConnectionLimits(most=1), is_tls=True)
+    one, _two = entered(connections, ("10.0.0.1", 1), ("10.0.0.1", 2))
+    assert one.end == "aborted"
+
+
+def test_the_limit_of_open_files_is_kept_in_mind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     now = [1024, 4096]
     monkeypatch.setattr(resource, "getrlimit", lambda which: tuple(now))
     monkeypatch.setattr(resource, "setrlimit", lambda which, pair: now.__setitem__(0, pair[0]))
     assert fitting(ConnectionLimits(most=100)).most == 100
     assert now[0] == 100 + SPARE_FILES
-    assert fitting(ConnectionLimits(most=10_000)).most == 4096 - SPARE_FILES
+    assert fitting(ConnectionLimits(most=100), 50).most == 100
+    assert now[0] == 150 + SPARE_FILES and not caplog.records
+    with caplog.at_level(logging.WARNING):
+        assert fitting(ConnectionLimits(most=10_000)).most == 4096 - SPARE_FILES
+    assert "3072 connections at most, not 10000" in caplog.text and "4096 open files" in caplog.text
+    assert fitting(ConnectionLimits(most=10_000), 1024).most == 4096 - 1024 - SPARE_FILES
     now[:] = [1024, 1024]
     assert fitting(ConnectionLimits(most=10_000, per_address=7)) == ConnectionLimits(512, 7)
 

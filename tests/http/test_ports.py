@@ -1,5 +1,6 @@
 """Operators' routes at a port of their own, and what the audit log says of their acts."""
 
+import asyncio
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ from muxcluster.http.server.middleware import (
 )
 from muxcluster.http.server.ports import Port, through
 from muxcluster.http.settings import ApiSettings
+from muxcluster.tenants.keys import TenantKey
 from tests.http.clusters import Cluster, run
 from tests.http.fakes import FakeBackend
 from tests.http.listeners import free_port
@@ -102,9 +104,31 @@ def test_the_file_names_the_port(tmp_path: Path) -> None:
     models = [{"name": "tiny", "shape": "llama-2-7b"}]
     file.write_text(yaml.safe_dump({"models": models, "server": {"admin": {"port": 8001}}}))
     assert settings_of(load_config(file)).admin == HttpAddress("127.0.0.1", 8001)
-    file.write_text(yaml.safe_dump({"models": models, "server": {"admin": {"port": 8000}}}))
-    with pytest.raises(ConfigError, match="same host and port"):
-        load_config(file)
+    for hosts in (("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("10.0.0.1", "::")):
+        own, admin = hosts
+        server = {"host": own, "admin": {"host": admin, "port": 8000}}
+        file.write_text(yaml.safe_dump({"models": models, "server": server}))
+        with pytest.raises(ConfigError, match="same host and port"):
+            load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_met"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("0.0.0.0", "127.0.0.1", True),
+        ("::", "10.0.0.1", True),
+        ("0::0", "::1", True),
+        ("0.0.0.0", "::", True),
+        ("", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("localhost", "10.0.0.1", False),
+    ],
+)
+def test_addresses_that_overlap(one: str, other: str, is_met: bool) -> None:
+    for first, second in ((one, other), (other, one)):
+        assert HttpAddress(first, 80).overlaps(HttpAddress(second, 80)) is is_met
+        assert not HttpAddress(first, 80).overlaps(HttpAddress(second, 81))
 
 
 @pytest.fixture
@@ -149,14 +173,62 @@ def test_each_act_is_a_line(backend: FakeBackend, audit_log: Path) -> None:
         "status": 400,
         "request_id": "r-1",
     }
-    assert (second["key"], second["route"], second["status"]) == (
+    assert (second["key"], second["route"], second["status"], second["query"]) == (
         "server.api_key",
         "/wake_up",
         403,
+        None,
     )
     assert "admin" not in audit_log.read_text().replace("server.admin_key", "")
     assert audit_log.stat().st_mode & 0o777 == 0o600
     assert audit_log.stat().st_uid == os.geteuid()
+
+
+def test_refused_acts_fill_no_disk(
+    backend: FakeBackend, audit_log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a client, in one period; an operator's are all written, with short queries."""
+    monkeypatch.setattr(audit, "PERIOD_S", 3600.0)
+    app = create_app(backend, ApiSettings(api_key="client", admin_key="admin"))
+    with TestClient(app) as http:
+        client = {"Authorization": "Bearer client"}
+        for _ in range(25):
+            assert http.post("/sleep?model=" + "x" * 9000, headers=client).status_code == 403
+        query = {f"x{number}" + "y" * 500: "z" * 500 for number in range(40)}
+        for _ in range(12):
+            http.post("/sleep", params=query, headers=ADMIN)
+    found = lines(audit_log)
+    refused = [each for each in found if each["key"] == "server.api_key"]
+    assert len(refused) == 10 and all(len(json.dumps(each)) < 400 for each in refused)
+    acts = [each["query"] for each in found if each["key"] == "server.admin_key"]
+    assert [len(each) for each in acts] == [16] * 12
+    assert {len(text) for each in acts for pair in each.items() for text in pair} == {200}
+
+
+def test_refused_acts_that_are_not_written_are_counted(
+    audit_log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "PERIOD_S", 0.01)
+    log = audit.AuditLog()
+    scope = {
+        **{"type": "http", "method": "POST", "path": "/sleep", "query_string": b"model=x"},
+        **{"headers": [], "state": {"request_id": "r"}},
+    }
+
+    async def scenario(*counts: int) -> None:
+        for count in counts:
+            for number in range(count):
+                for name in "ab"[: 1 + (number < 3)]:
+                    log.note(scope, TenantKey(name, ""), 403)
+            await asyncio.sleep(0.1)
+
+    asyncio.run(scenario(12, 4, 15))
+    found = [
+        (each["key"], each.get("refused_and_not_written", "written")) for each in lines(audit_log)
+    ]
+    of_a = [what for name, what in found if name == "a"]
+    assert of_a == [*["written"] * 10, 2, *["written"] * 14, 5]
+    assert [what for name, what in found if name == "b"] == ["written"] * 9
 
 
 def test_without_a_file_the_lines_are_in_the_log(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import socket
 import ssl
@@ -18,13 +19,15 @@ import yaml
 from muxcluster.cluster.ingress.serve_app import build_app, settings_of
 from muxcluster.config.load import load_config
 from muxcluster.core.errors import ConfigError, EngineFailure
+from muxcluster.core.inputs import tls_files as tls_files_module
 from muxcluster.core.inputs.tls_files import TlsFiles
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.http.app import create_app
+from muxcluster.http.server import connections as connections_module
 from muxcluster.http.server import tls as tls_module
 from muxcluster.http.server.connection import HeadLimits
 from muxcluster.http.server.listener import Listener
-from muxcluster.http.settings import ApiSettings
+from muxcluster.http.settings import ApiSettings, ConnectionLimits
 from tests.http.certificates import make_certificate, trusting
 from tests.http.listeners import (
     CLOSING,
@@ -76,8 +79,8 @@ def port(
         yield number
 
 
-def wait_for(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
+def wait_for(is_so: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    deadline_s = time.monotonic() + patience_s
     while not is_so():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
@@ -129,6 +132,62 @@ def test_clients_that_begin_no_handshake_hold_no_place(
     finally:
         for each in silent:
             each.close()
+
+
+@pytest.mark.parametrize("new_loop", list(loops()))
+@pytest.mark.parametrize("limits", [ConnectionLimits(per_address=2), ConnectionLimits(most=2)])
+def test_connections_without_a_place_end_whatever_their_clients_do(
+    monkeypatch: pytest.MonkeyPatch,
+    backend: Any,
+    files: TlsFiles,
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    limits: ConnectionLimits,
+) -> None:
+    """Refused, or closed for a new one: clients that say nothing after the handshake."""
+    monkeypatch.setattr(connections_module, "GRACE_S", 0.0)
+    app = create_app(backend, ApiSettings())
+    heads = HeadLimits(timeout_s=600.0)
+    with listening(app, heads, tls=files, connections=limits, new_loop=new_loop) as port:
+        silent = [connected(port, trusting(files)) for _ in range(12)]
+        try:
+            if limits.per_address is not None:
+                with connected(port, trusting(files)) as client:
+                    assert status_of(received(client)) == 429
+            # asyncio would wait for them for 30 s
+            wait_for(lambda: sum(map(is_closed, silent)) == 10, 20.0)
+        finally:
+            for each in silent:
+                each.close()
+
+
+def is_closed(client: socket.socket) -> bool:
+    """Whether the server has closed it. Takes what came beneath TLS, which answers nothing."""
+    with socket.socket(fileno=os.dup(client.fileno())) as plain:
+        plain.setblocking(False)
+        try:
+            while plain.recv(65536):
+                pass
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True
+    return True
+
+
+def test_files_that_go_while_they_are_read_end_no_renewal(
+    port: int,
+    files: TlsFiles,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(tls_files_module, "_check_readable", lambda file: None)
+    Path(files.key).unlink()
+    with pytest.raises(ConfigError, match="cert.pem: it or .*key.pem cannot be read: No such"):
+        files.context()
+    wait_for(lambda: "certificate stays as it was" in caplog.text)
+    new = make_certificate(tmp_path / "tls", "renewed")
+    wait_for(lambda: shows(port, new))
 
 
 def test_a_renewed_certificate_is_used_and_a_wrong_one_is_not(

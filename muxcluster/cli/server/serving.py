@@ -75,9 +75,9 @@ def _overridden(prepared: Prepared, options: Overrides) -> Prepared:
     host = address.host if options.host is None else options.host
     port = address.port if options.port is None else options.port
     address = free_address(HttpAddress(host, port))
-    if settings.admin == address:
-        raise ConfigError(f"{host}:{port}", "", "is the address of server.admin, too")
     if settings.admin is not None:
+        if settings.admin.overlaps(address):
+            raise ConfigError(f"{host}:{port}", "", "is the address of server.admin, too")
         free_address(settings.admin)
     return replace(prepared, edge=replace(prepared.edge, settings=settings, listen=address))
 

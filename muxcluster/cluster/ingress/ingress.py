@@ -101,7 +101,13 @@ class Ingress:
         if settings.admin is not None:
             ports = {Port.CLIENTS: address, Port.ADMIN: settings.admin}
         for port, where in ports.items():
-            listener = Listener(where, limits, tls=settings.tls, connections=settings.connections)
+            listener = Listener(
+                where,
+                limits,
+                tls=settings.tls,
+                connections=settings.connections,
+                num_ports=len(ports),
+            )
             self._listeners.append(listener)
             await listener.start(through(port, app))
 

@@ -12,15 +12,21 @@ LOG_FORMAT = "MUXCLUSTER_LOG_FORMAT"
 REDACTED = "[redacted]"
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_NAMES = r"x-api-key|api[ _-]?key|admin[ _-]?key|authorization|password|passphrase|secret|token"
+# A name may be the end of a longer one: HF_TOKEN, client_secret
+_NAMES = r"api[ _-]?key|admin[ _-]?key|authorization|password|passphrase|secret|token"
+_IS = r"(['\"]?\s*[:=]\s*['\"]?)"
+# of a model's vocabulary: token: 151645
+_TOKEN_ID = r"(?<=token)['\"]?\s*[:=]\s*['\"]?\d{1,7}(?![\w~+/=-]|\.\w)"
 _NAMED = re.compile(
-    rf"\b({_NAMES})\b(['\"]?\s*[:=]\s*['\"]?)(?!bearer|basic)[^\s'\",;&]{{6,}}", re.IGNORECASE
+    rf"({_NAMES})(?!{_TOKEN_ID})\b{_IS}(?!bearer|basic)[^\s'\",;&]{{6,}}", re.IGNORECASE
 )
 _SECRETS = (
     (re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{6,}", re.IGNORECASE), rf"\1 {REDACTED}"),
     (_NAMED, rf"\1\2{REDACTED}"),
     (re.compile(r"\b(?:hf_|sk-|ghp_|github_pat_)[\w-]{8,}"), REDACTED),  # Hugging Face, OpenAI …
-    (re.compile(r"://[^/\s:@]+:[^/\s@]+@"), f"://{REDACTED}@"),
+    (re.compile(r"([?&]key=)[^\s'\",;&#]{6,}", re.IGNORECASE), rf"\1{REDACTED}"),
+    # up to the last @, which a password may have
+    (re.compile(r"://[^/\s:@]*:[^/\s'\"]+@"), f"://{REDACTED}@"),
 )
 
 
@@ -82,8 +88,8 @@ def json_line(process: str, line: str) -> str:
     """
     try:
         content = json.loads(line)
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        content = {"message": without_secrets(line)}
-    return json.dumps({"process": process, **content})
+        if isinstance(content, dict):
+            return json.dumps({**content, "process": process})
+    except (ValueError, RecursionError):
+        pass
+    return json.dumps({"message": without_secrets(line), "process": process})

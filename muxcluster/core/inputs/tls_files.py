@@ -34,6 +34,9 @@ class TlsFiles:
                 raise ConfigError(self.key, "", f"is not the key of {self.cert}") from error
             message = f"it and {self.key} are no certificate and key in PEM: {error.reason}"
             raise ConfigError(self.cert, "", message) from error
+        except OSError as error:  # it has gone since
+            message = f"it or {self.key} cannot be read: {error.strerror}"
+            raise ConfigError(self.cert, "", message) from error
         except ValueError as error:
             raise ConfigError(self.key, "", str(error)) from error
         return context

@@ -1,5 +1,6 @@
 """Addresses of HTTP servers."""
 
+import ipaddress
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
@@ -14,6 +15,19 @@ class HttpAddress:
 
     host: str
     port: int
+
+    def overlaps(self, other: "HttpAddress") -> bool:
+        """True if one server cannot listen at both: at one port, at one host or at all hosts."""
+        hosts = (self.host, other.host)
+        is_met = self.host == other.host or any(map(_is_every_host, hosts))
+        return self.port == other.port and is_met
+
+
+def _is_every_host(host: str) -> bool:
+    try:
+        return not host or ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def checked_url(url: str, option: str = "--url") -> SplitResult:

@@ -127,6 +127,8 @@ def _of_unit(unit: UnitSeen) -> Iterator[Finding]:
 def _of_models(units: Sequence[UnitSeen], served: Iterable[ServedModel]) -> Iterator[Finding]:
     reports = [unit.stats for unit in units if unit.state == UP and unit.stats is not None]
     for model in served:
+        if model.base:
+            continue  # units report adapters as their base
         mine = [each for stats in reports for each in stats.models if each.name == model.name]
         if not mine:
             yield Finding(Condition.DEGRADED, "", model.name, "no unit that is up has the model")

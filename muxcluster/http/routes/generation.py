@@ -27,10 +27,10 @@ from muxcluster.text.validation.body import parse
 
 TIMEOUT_HEADER = "x-request-timeout-seconds"
 TIMING_HEADER = "x-muxcluster-timing"
-# W3C Trace Context: version, trace, span, flags; later versions may add fields
+# W3C Trace Context: version, trace, span, flags; versions after 00 may add fields
 TRACE_HEADER = "traceparent"
 TRACE = re.compile(
-    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?"
+    r"(?!ff|00.{54})[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?"
 )
 # a stream whose client does not read is cut so long after its time limit
 READER_GRACE_S = 5.0

@@ -121,10 +121,11 @@ class Guard:
         try:
             connections.enter(transport)
         except Unavailable as error:
-            # closed at once: one that lingers would hold a file of those that are short
+            # Closed at once: one that lingers would hold a file of those that are short. Not in this
+            # turn of the loop, in which the answer is sent.
             self.is_ending = True
             self._write(http_error(error))
-            transport.close()
+            self._later(0.0, partial(connections.cut, transport))
         else:
             self.expect_bytes()
 

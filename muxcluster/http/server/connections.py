@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import resource
 import time
 from collections import Counter
@@ -11,9 +12,11 @@ from dataclasses import replace
 from muxcluster.core.errors import Overloaded, Unavailable
 from muxcluster.http.settings import ConnectionLimits
 
+logger = logging.getLogger(__name__)
+
 RETRY_S = 5
 GRACE_S = 1.0  # an idle connection keeps its place for so long, in which its head can come
-SPARE_FILES = 1024  # open files of a server process beside connections: units, batches, logs
+SPARE_FILES = 1024  # open files of a server process beside its ports': units, batches, logs
 NETWORK_BITS = 64  # an IPv6 client has at least so large a network of addresses
 
 
@@ -22,11 +25,12 @@ class OpenConnections:
 
     A connection is idle while it has no request with a complete head that is not answered. So
     clients that open connections, or begin heads, and wait keep nobody out for longer than
-    `GRACE_S`.
+    `GRACE_S`. is_tls: they are of TLS.
     """
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionLimits, *, is_tls: bool = False) -> None:
         self._limits = limits
+        self._is_tls = is_tls
         self._networks: dict[asyncio.Transport, str] = {}  # of each connection
         self._counts: Counter[str] = Counter()  # of connections, by network
         self._idle: dict[asyncio.Transport, float] = {}  # since when; longest idle first
@@ -60,6 +64,15 @@ class OpenConnections:
         if not self._counts[network]:
             del self._counts[network]
 
+    def cut(self, transport: asyncio.Transport) -> None:
+        """Close a connection that is not counted, without waiting for its client."""
+        # Over TLS a close waits for the client's own, by default for 30 s. Elsewhere a client that
+        # does not read would keep it open.
+        if self._is_tls or transport.get_write_buffer_size():
+            transport.abort()
+        else:
+            transport.close()
+
     def begin_request(self, transport: asyncio.Transport) -> None:
         """Note that a connection has a request to answer."""
         self._idle.pop(transport, None)
@@ -80,27 +93,30 @@ class OpenConnections:
         if longest is None or time.monotonic() - self._idle[longest] < GRACE_S:
             raise Unavailable(f"{len(self)} connections are open", RETRY_S)
         self.leave(longest)
-        if longest.get_write_buffer_size():
-            longest.abort()  # its client does not read, and would keep it open
-        else:
-            longest.close()
+        self.cut(longest)
 
 
-def fitting(limits: ConnectionLimits) -> ConnectionLimits:
+def fitting(limits: ConnectionLimits, num_handshakes: int = 0) -> ConnectionLimits:
     """Return `limits` with no more connections than this process may have open files.
 
-    Raises the process's own limit of open files as far as it may and needs to.
+    Raises the process's own limit of open files as far as it may and needs to, and warns where that
+    is too low. num_handshakes: most at once on all ports, which are no connections yet.
     """
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits.most + SPARE_FILES
+    reserve = SPARE_FILES + num_handshakes
+    wanted = limits.most + reserve
     if now != resource.RLIM_INFINITY and now < wanted:
         more = wanted if most == resource.RLIM_INFINITY else min(most, wanted)
         with contextlib.suppress(OSError, ValueError):  # the system allows less than it says
             resource.setrlimit(resource.RLIMIT_NOFILE, (more, most))
         now = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if now == resource.RLIM_INFINITY:
+    if now == resource.RLIM_INFINITY or now >= wanted:
         return limits
-    return replace(limits, most=min(limits.most, max(now - SPARE_FILES, now // 2)))
+    fewer = min(limits.most, max(now - reserve, now // 2))
+    if fewer < limits.most:
+        message = "%d connections at most, not %d: a process may have %d open files (ulimit -n)"
+        logger.warning(message, fewer, limits.most, now)
+    return replace(limits, most=fewer)
 
 
 def _network_of(transport: asyncio.Transport) -> str:

@@ -13,7 +13,7 @@ from muxcluster.core.inputs.tls_files import TlsFiles
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.http.server.connection import HeadLimits, limited_protocol
 from muxcluster.http.server.connections import OpenConnections, fitting
-from muxcluster.http.server.tls import TlsServer
+from muxcluster.http.server.tls import MOST_GREETINGS, TlsServer
 from muxcluster.http.settings import ConnectionLimits
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Listener:
     """Serves an ASGI application on `address`, on the event loop that calls `start`.
 
     Does not run the application's lifespan. parser: as for `limited_protocol`. tls: None for plain
-    HTTP. connections: of this address alone.
+    HTTP. connections: of this address alone. num_ports: of this process, which have its open files.
     """
 
     def __init__(
@@ -38,12 +38,14 @@ class Listener:
         parser: str = "auto",
         tls: TlsFiles | None = None,
         connections: ConnectionLimits | None = None,
+        num_ports: int = 1,
     ) -> None:
         self._address = address
         self._limits = limits or HeadLimits()
         self._parser = parser
         self._tls = tls
         self._connection_limits = connections or ConnectionLimits()
+        self._num_handshakes = 0 if tls is None else MOST_GREETINGS * num_ports
         self._server: uvicorn.Server | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -53,7 +55,8 @@ class Listener:
         Raises EngineFailure if the port does not become free, or the certificate cannot be used.
         """
         bound = await _bind(self._address)
-        connections = OpenConnections(fitting(self._connection_limits))
+        limits = fitting(self._connection_limits, self._num_handshakes)
+        connections = OpenConnections(limits, is_tls=self._tls is not None)
         config = uvicorn.Config(
             app,
             http=limited_protocol(self._limits, connections, self._parser),

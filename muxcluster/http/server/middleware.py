@@ -15,7 +15,7 @@ from muxcluster.core.errors import ContentTooLarge, NotReady, Overloaded
 from muxcluster.http.errors import HttpError, http_error, status_error
 from muxcluster.http.keys.ring import KeyRing
 from muxcluster.http.metrics.requests import Metrics
-from muxcluster.http.server import audit
+from muxcluster.http.server.audit import AuditLog
 from muxcluster.http.server.connection import HeadLimits, HeadTooLarge, head_too_large
 from muxcluster.http.server.open_calls import OpenCall, OpenCalls
 from muxcluster.http.server.pace import Pace, PacedBody
@@ -69,6 +69,7 @@ class Edge:
         self._keys = keys
         self._pace = Pace(settings.min_body_bytes_per_s, settings.body_window_s)
         self._open_calls = OpenCalls(settings.queues, metrics.refused_unread)
+        self._audit_log = AuditLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -105,7 +106,7 @@ class Edge:
                 meter.end()
             self._count(scope, status, time.monotonic() - started_s)
             if key is not None and _is_act(scope):
-                audit.note(scope, key, status)
+                self._audit_log.note(scope, key, status)
 
     async def _checked(
         self, scope: Scope, key: TenantKey | None, receive: Receive, send: Send

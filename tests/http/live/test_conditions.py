@@ -60,6 +60,13 @@ def test_a_model_without_a_unit_and_one_whose_weights_are_awaited() -> None:
     assert names(unit(weights="parked", num_waiting=1), there) == "ok"
 
 
+def test_an_adapter_is_told_by_its_base() -> None:
+    """Units report no adapters."""
+    served = [TINY, replace(TINY, name="sql", base="tiny")]
+    assert findings([unit()], served, {}) == []
+    assert [each.model for each in findings([], served, {})] == ["tiny"]
+
+
 def test_the_worst_comes_first() -> None:
     found = findings([unit("failed"), unit("stalled")], [TINY], {"tiny": 3, "": 1})
     kinds = [each.condition for each in found]

@@ -92,6 +92,7 @@ def test_requests_of_a_trace_are_found_by_its_id(http: TestClient, says) -> None
     [
         *("", "00", f"ff-{TRACE}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01"),
         *(f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE.upper()}-{SPAN}-01", f"00-{TRACE}-{SPAN}"),
+        *(f"00-{TRACE}-{SPAN}-01-more", f"00-{TRACE}-{SPAN}-01-", f"01-{TRACE}-{SPAN}-01more"),
     ],
 )
 def test_a_wrong_trace_context_is_none(http: TestClient, says, wrong: str) -> None:
