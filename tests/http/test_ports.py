@@ -211,8 +211,12 @@ def test_refused_acts_that_are_not_written_are_counted(
     monkeypatch.setattr(audit, "PERIOD_S", 0.01)
     log = audit.AuditLog()
     scope = {
-        **{"type": "http", "method": "POST", "path": "/sleep", "query_string": b"model=x"},
-        **{"headers": [], "state": {"request_id": "r"}},
+        "type": "http",
+        "method": "POST",
+        "path": "/sleep",
+        "query_string": b"model=x",
+        "headers": [],
+        "state": {"request_id": "r"},
     }
 
     async def scenario(*counts: int) -> None:

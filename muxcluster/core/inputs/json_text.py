@@ -15,7 +15,7 @@ MOST = ((b"[", 250_000), (b"{", 250_000), (b":", 200_000), (b",", 4_000_000))
 SMALL_BYTES = 200_000  # fewer have no room for so many
 # With or without its end, so that no byte is looked at twice
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-MOST_STRINGS = 500_000  # that are left out of a count
+MOST_STRINGS = 100_000  # that are left out of a count
 
 
 def parse_json(data: bytes, what: str) -> object:

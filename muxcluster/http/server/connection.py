@@ -121,8 +121,8 @@ class Guard:
         try:
             connections.enter(transport)
         except Unavailable as error:
-            # Closed at once: one that lingers would hold a file of those that are short. Not in this
-            # turn of the loop, in which the answer is sent.
+            # closed at once: one that lingers would hold a file of those that are short; but not in
+            # this turn of the loop, in which the answer is sent
             self.is_ending = True
             self._write(http_error(error))
             self._later(0.0, partial(connections.cut, transport))
