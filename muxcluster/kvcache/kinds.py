@@ -57,4 +57,4 @@ def layer_kinds(
 
 def _cells(layers: set[int], num_heads: int) -> NDArray[np.intp]:
     first = np.array(sorted(layers), dtype=np.intp) * num_heads
-    return (first[:, None] + np.arange(num_heads, dtype=np.intp)).ravel()
+    return (first[:, None] + np.arange(num_heads, dtype=np.intp)).flatten()

@@ -95,7 +95,7 @@ class ModelKv:
     def table_bytes(self) -> int:
         """Bytes of its arrays."""
         others = array_bytes(self.sequences, self.lent, self.over_lent, self.groups)
-        return self.columns.table_bytes + others
+        return self.columns.table_bytes + self.kind.cells.nbytes + others
 
     def delta(self, rows: NDArray[np.int32]) -> TableDelta:
         """Return the tables of `rows` but lent columns; empty where blocks have no ids.

@@ -70,6 +70,21 @@ STATED = (
         "muxcluster/offline/blend/lengths.py",
         "SAMPLE_SHARE = 0.01",
     ),
+    Stated(
+        "docs/guides/monitoring.md", "30 s", "muxcluster/http/live/conditions.py", "OVERLOAD_S = 30.0"
+    ),
+    Stated(
+        "docs/operations/security.md",
+        "5 seconds",
+        "muxcluster/http/server/tls.py",
+        "RENEW_PERIOD_S = 5.0",
+    ),
+    Stated(
+        "docs/operations/threat-model.md",
+        "10 s",
+        "muxcluster/http/server/tls.py",
+        "GREETING_S = 10.0",
+    ),
     Stated(f"{_TEMPLATES}/bros.md", "1.25 ×", "bench/hybrid/on_engine/parts.py", "FACTOR = 1.25"),
     Stated(
         f"{_TEMPLATES}/muxserve.md",

@@ -11,6 +11,7 @@ import msgspec
 from muxcluster.core.inputs.private import open_private
 
 logger = logging.getLogger("muxcluster.requests")
+logger.setLevel(logging.WARNING)  # off, whatever others of this process log
 
 
 class _PrivateFile(logging.FileHandler):

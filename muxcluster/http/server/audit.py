@@ -16,6 +16,7 @@ from muxcluster.http.metrics.request_log import append_to
 from muxcluster.tenants.keys import TenantKey
 
 logger = logging.getLogger("muxcluster.audit")
+logger.setLevel(logging.WARNING)  # off until it has a file
 
 LONGEST_VALUE = 200  # characters of a query's name or value
 MOST_NAMES = 16  # of a query

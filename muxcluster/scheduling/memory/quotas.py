@@ -44,8 +44,12 @@ def floors(
     ValueError where a column does not fit.
     """
     wanted = {model.name: model.most_blocks(model.spec.max_model_len) for model in models}
-    part = min(1.0, num_blocks / _most_at_once(models, wanted, resident_bytes))
-    least = {m.name: _whole_columns(m, wanted[m.name] * part) for m in models}
+    if _most_at_once(models, wanted, resident_bytes) > num_blocks:
+        # The same part of the length, so that windows make no model's longest request shorter.
+        whole = {model.name: model.blocks(model.spec.max_model_len) for model in models}
+        part = num_blocks / _most_at_once(models, whole, resident_bytes)
+        wanted = {name: min(wanted[name], blocks * part) for name, blocks in whole.items()}
+    least = {m.name: _whole_columns(m, wanted[m.name]) for m in models}
     short = [name for name, blocks in least.items() if blocks == 0]
     if short:
         raise ValueError(f"a pool of {num_blocks} blocks holds not one column of {short[0]!r}")

@@ -86,7 +86,7 @@ def test_both_classes_lend_blocks_to_each_other(
 ) -> None:
     spec = hybrid_spec(
         {family: tiny(family) for family in FAMILIES},
-        num_blocks=280,
+        num_blocks=200,
         lane="mixed",
         workers=(WorkerSpec(0, (1.0,)),),
     )
