@@ -43,6 +43,7 @@ def floors(
     0 for all; then only the floors of models that may be awake together need to fit. Raises
     ValueError where a column does not fit.
     """
+    wanted: dict[str, float]
     wanted = {model.name: model.most_blocks(model.spec.max_model_len) for model in models}
     if _most_at_once(models, wanted, resident_bytes) > num_blocks:
         # The same part of the length, so that windows make no model's longest request shorter.
@@ -57,7 +58,7 @@ def floors(
 
 
 def _most_at_once(
-    models: Sequence[ModelState], wanted: Mapping[str, int], resident_bytes: int
+    models: Sequence[ModelState], wanted: Mapping[str, float], resident_bytes: int
 ) -> float:
     """Return a bound of the sum of `wanted` over models whose weights fit together.
 

@@ -12,6 +12,7 @@ from muxcluster.core.job import Job, Phase
 from muxcluster.placement.cost import Cost
 from muxcluster.placement.cost.masks import masks_s
 from muxcluster.placement.shapes.shape import ModelShape
+from muxcluster.scheduling.lanes import LANES
 from muxcluster.sim.core.unit import SimModel, SimUnit
 
 HOST_LINK = 25e9  # bytes/s between a GPU and host memory, for a unit that does not say
@@ -65,7 +66,9 @@ class CostTiming:
         self._slowdown = next(iter(unit.models.values())).cost.slowdown
         self._tp = unit.tp
         # Of several models, most often another one has work, and nothing is sent ahead.
-        self._sends_ahead = unit.spec.scheduler.pipeline_depth > 1 and len(unit.models) == 1
+        scheduler = unit.spec.scheduler
+        is_alone = scheduler.pipeline_depth > 1 and len(unit.models) == 1
+        self._sends_ahead = is_alone and LANES[scheduler.lane].may_pipeline
         self._host_link = unit.spec.host_link or HOST_LINK
         self._slot_bytes = {model.name: 2 * model.shape.slot_bytes for model in unit.spec.models}
         self._decodes = {
