@@ -172,7 +172,7 @@ def test_a_killed_unit_comes_back_and_is_found(guarded: Any) -> None:
     url = guarded.url()
     (unit,) = _units(guarded)
     doomed = _named(guarded, "comm", b"mux-")
-    assert len(doomed) == 3  # the unit's memory owner and its two workers
+    assert len(doomed) >= 3  # the unit's memory owner, its two workers, and soon a spare owner
     os.kill(unit, signal.SIGKILL)
     deadline = time.monotonic() + PATIENCE_S
     while (_units(guarded) or [unit]) == [unit] or not _is_ready(url):
