@@ -32,7 +32,7 @@ def triton_on_gpu(on_cpu: Callable[P, R]) -> Callable[P, R]:
 
 @cache
 def triton_kernel(name: str) -> Callable[..., Any]:
-    """Return the Triton twin of `muxcluster.kernels.<name>.<name>`.
+    """Return the Triton twin of the public kernel `name`, which has a module of that name.
 
     Raises RuntimeError where triton is not installed.
     """

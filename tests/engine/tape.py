@@ -16,11 +16,11 @@ from muxcluster.engine.forward import paged_attention as attention_paged
 from muxcluster.engine.sampling import plain
 from muxcluster.engine.steps.device.capture_lint import NotCapturable
 from muxcluster.engine.steps.device.captures import Step
+from muxcluster.kernels.attention.latent_attention import latent_attention
+from muxcluster.kernels.attention.paged_decode import paged_decode
+from muxcluster.kernels.attention.prefix_attention import prefix_attention
 from muxcluster.kernels.kv_write import kv_write
-from muxcluster.kernels.latent_attention import latent_attention
-from muxcluster.kernels.low_rank_update import low_rank_update
-from muxcluster.kernels.paged_decode import paged_decode
-from muxcluster.kernels.prefix_attention import prefix_attention
+from muxcluster.kernels.products.low_rank_update import low_rank_update
 from muxcluster.kernels.sample import sample
 
 Operator = Callable[..., Any]

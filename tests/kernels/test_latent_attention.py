@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from muxcluster.kernels import latent_attention as module
+from muxcluster.kernels.attention import latent_attention as module
+from muxcluster.kernels.attention.latent_attention import latent_attention, latent_halves
 from muxcluster.kernels.cpu import latent_rows
 from muxcluster.kernels.kv_write import kv_write
-from muxcluster.kernels.latent_attention import latent_attention, latent_halves
 from tests.kernels.latent_rules import (
     SIZES,
     LatentAttentionRules,

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxcluster.kernels.low_rank_update import low_rank_update
+from muxcluster.kernels.products.low_rank_update import low_rank_update
 from tests.kernels.low_rank_cases import assert_updated, case_of
 from tests.kernels.row_cases import assert_surroundings_untouched
 

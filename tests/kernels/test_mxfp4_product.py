@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from muxcluster.kernels import mxfp4_product as module
-from muxcluster.kernels.mxfp4_product import mxfp4_product, widened
+from muxcluster.kernels.products import mxfp4_product as module
+from muxcluster.kernels.products.mxfp4_product import mxfp4_product, widened
 from tests.kernels.mxfp4_cases import ELEMENTS, assert_product, experts
 from tests.kernels.native.switch import without_native
 

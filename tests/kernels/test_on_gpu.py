@@ -12,14 +12,19 @@ from muxcluster.kernels import on_gpu
 pytest.importorskip("triton")
 
 NAMES = (
-    *("add_rms_norm", "kv_write", "paged_decode", "paged_prefill", "prefix_attention"),
-    *("rotary", "sample", "silu_mul", "slot_copy", "sm_ids"),
+    *("add_rms_norm", "kv_write", "rotary", "sample", "silu_mul", "slot_copy", "sm_ids"),
+    *(
+        f"attention.{name}"
+        for name in ("latent_attention", "paged_decode", "paged_prefill", "prefix_attention")
+    ),
+    *(f"products.{name}" for name in ("low_rank_update", "mxfp4_product", "quantised_product")),
 )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_both_take_the_same_arguments(name: str) -> None:
-    public = getattr(import_module(f"muxcluster.kernels.{name}"), name)
+    module, name = import_module(f"muxcluster.kernels.{name}"), name.rpartition(".")[2]
+    public = getattr(module, name)
     expected = list(inspect.signature(public).parameters.values())
     twin = list(inspect.signature(on_gpu.triton_kernel(name)).parameters.values())
     assert twin[: len(expected)] == expected

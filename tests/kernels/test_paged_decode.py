@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from muxcluster.kernels.attention.paged_decode import paged_decode
 from muxcluster.kernels.cpu import decode_direct, decode_plan
-from muxcluster.kernels.paged_decode import paged_decode
 from tests.kernels.native.switch import without_native
 from tests.kernels.paged_cases import filled_case, random_query
 from tests.kernels.paged_decode_rules import PagedDecodeRules

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from muxcluster.kernels import prompt_attention as module
-from muxcluster.kernels.paged_prefill import paged_prefill
+from muxcluster.kernels.attention import prompt_attention as module
+from muxcluster.kernels.attention.paged_prefill import paged_prefill
 from tests.amounts import slow
 from tests.kernels.paged_cases import filled_case
 from tests.kernels.paged_prefill_rules import PagedPrefillRules, check

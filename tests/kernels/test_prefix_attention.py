@@ -5,10 +5,10 @@ from itertools import accumulate
 import pytest
 import torch
 
+from muxcluster.kernels.attention.paged_decode import paged_decode
+from muxcluster.kernels.attention.paged_prefill import paged_prefill
+from muxcluster.kernels.attention.prefix_attention import prefix_attention
 from muxcluster.kernels.cpu import prefix_softmax, prefix_tiles
-from muxcluster.kernels.paged_decode import paged_decode
-from muxcluster.kernels.paged_prefill import paged_prefill
-from muxcluster.kernels.prefix_attention import prefix_attention
 from tests.kernels.paged_cases import TOLERANCES, random_query
 from tests.kernels.prefix_cases import Group, check, decodes, grouped_case
 from tests.kernels.prefix_rules import PrefixAttentionRules

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from muxcluster.kernels import prompt_attention as module
-from muxcluster.kernels.prompt_attention import prompt_attention, takes_prompts
+from muxcluster.kernels.attention import prompt_attention as module
+from muxcluster.kernels.attention.prompt_attention import prompt_attention, takes_prompts
 
 CPU = torch.device("cpu")
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}

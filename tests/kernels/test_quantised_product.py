@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from muxcluster.kernels.quantised_product import quantised_product
+from muxcluster.kernels.products.quantised_product import quantised_product
 from tests.kernels.quantised_cases import KINDS, assert_product, quantised
 
 

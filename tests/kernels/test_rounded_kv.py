@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
+from muxcluster.kernels.attention.paged_decode import paged_decode
+from muxcluster.kernels.attention.paged_prefill import paged_prefill
+from muxcluster.kernels.attention.prefix_attention import prefix_attention
 from muxcluster.kernels.kv_write import kv_write
-from muxcluster.kernels.paged_decode import paged_decode
-from muxcluster.kernels.paged_prefill import paged_prefill
-from muxcluster.kernels.prefix_attention import prefix_attention
 from tests.kernels.rounded_kv_rules import RoundedKvRules
 
 

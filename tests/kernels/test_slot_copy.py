@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from muxcluster.kernels.paged_decode import paged_decode
+from muxcluster.kernels.attention.paged_decode import paged_decode
 from muxcluster.kernels.slot_copy import slot_copy, widest_word
 from tests.kernels.paged_cases import filled_case, random_query
 from tests.kernels.slot_copy_cases import random_blocks

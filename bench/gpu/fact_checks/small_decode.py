@@ -7,8 +7,8 @@ from torch import Tensor
 
 from bench.gpu.kernel_cases.paged import Heads, Paged, paged
 from muxcluster.kernels.add_rms_norm import add_rms_norm
+from muxcluster.kernels.attention.paged_decode import paged_decode
 from muxcluster.kernels.kv_write import kv_write
-from muxcluster.kernels.paged_decode import paged_decode
 from muxcluster.kernels.rotary import rotary
 from muxcluster.kernels.silu_mul import silu_mul
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from bench.gpu.running.run import Run, relative_error
-from muxcluster.kernels.mxfp4_product import mxfp4_product, widened
-from muxcluster.kernels.quantised_product import quantised_product, unpacked
+from muxcluster.kernels.products.mxfp4_product import mxfp4_product, widened
+from muxcluster.kernels.products.quantised_product import quantised_product, unpacked
 
 ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
 KINDS = ("int8", "fp8", "int4")

@@ -17,7 +17,7 @@ from muxcluster.engine.forward.attention import LayerAttention
 from muxcluster.engine.forward.paged_forward import TokenForward
 from muxcluster.engine.memory.upload import Array
 from muxcluster.engine.sampling.plain import filled
-from muxcluster.kernels.low_rank_update import TILE_TOKENS
+from muxcluster.kernels.products.low_rank_update import TILE_TOKENS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from muxcluster.engine.adapters.tokens import CurrentTokens
 from muxcluster.engine.adapters.weights import LowRank
-from muxcluster.kernels.low_rank_update import low_rank_update
+from muxcluster.kernels.products.low_rank_update import low_rank_update
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from muxcluster.kernels.low_rank_update import TILE_TOKENS
+from muxcluster.kernels.products.low_rank_update import TILE_TOKENS
 
 NO_ADAPTER = -1  # of a row or token, in arrays of places in the model's list of adapters
 

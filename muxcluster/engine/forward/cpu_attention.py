@@ -7,6 +7,7 @@ from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.forward.batch import ManyRows, TokenBatch
 from muxcluster.engine.forward.paged_attention import attend_latents, attend_many, by_kind, picked
 from muxcluster.engine.memory.arena import ModelArena
+from muxcluster.kernels.attention.latent_attention import latent_halves
 from muxcluster.kernels.cpu.decode_direct import DirectPlan
 from muxcluster.kernels.cpu.decode_plan import DecodePlan
 from muxcluster.kernels.cpu.decode_plans import decode_plan
@@ -14,7 +15,6 @@ from muxcluster.kernels.cpu.latent_rows import LatentPlan
 from muxcluster.kernels.cpu.prefix_plan import PrefixPlan
 from muxcluster.kernels.cpu.sinks import attend_with_sinks
 from muxcluster.kernels.kv_write import WritePlan, write_plan
-from muxcluster.kernels.latent_attention import latent_halves
 from muxcluster.kernels.layout import half_rows
 from muxcluster.kernels.native.attention import NativeDecode, NativeWrite, suits
 from muxcluster.kernels.native.step import DecodeRows

@@ -9,12 +9,12 @@ from torch import Tensor
 from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.forward.batch import ManyRows, TokenBatch
 from muxcluster.engine.memory.arena import ModelArena
+from muxcluster.kernels.attention.latent_attention import latent_attention, latent_halves
+from muxcluster.kernels.attention.paged_decode import paged_decode
+from muxcluster.kernels.attention.paged_prefill import paged_prefill
+from muxcluster.kernels.attention.prefix_attention import prefix_attention
+from muxcluster.kernels.attention.prompt_attention import prompt_attention, takes_prompts
 from muxcluster.kernels.kv_write import kv_write
-from muxcluster.kernels.latent_attention import latent_attention, latent_halves
-from muxcluster.kernels.paged_decode import paged_decode
-from muxcluster.kernels.paged_prefill import paged_prefill
-from muxcluster.kernels.prefix_attention import prefix_attention
-from muxcluster.kernels.prompt_attention import prompt_attention, takes_prompts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.forward.latents import expands_otherwise, value_width
 from muxcluster.engine.forward.paged_forward import Forward, TokenForward
 from muxcluster.engine.load.hf_config import NotPaged
-from muxcluster.kernels.prompt_attention import attend_whole
+from muxcluster.kernels.attention.prompt_attention import attend_whole
 
 _MODELS = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}

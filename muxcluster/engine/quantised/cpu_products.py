@@ -13,7 +13,7 @@ from muxcluster.engine.quantised.linear import FastLinear, QuantisedLinear, roun
 from muxcluster.engine.quantised.panel_linear import can_read, panel_linear
 from muxcluster.engine.quantised.rows import filled, filled_rows
 from muxcluster.engine.quantised.weight import QuantisedWeight, packed
-from muxcluster.kernels.quantised_product import MIDDLE, unpacked
+from muxcluster.kernels.products.quantised_product import MIDDLE, unpacked
 
 _GROUPS = (32, 64, 128, 256)  # inputs that share a scale, as torch's kernel has them
 _INT4_TOLERANCE = 0.02  # of the largest result, in 16 bits

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from muxcluster.engine.quantised.weight import QuantisedWeight, are_alike, joined
-from muxcluster.kernels.quantised_product import fits, quantised_product
+from muxcluster.kernels.products.quantised_product import fits, quantised_product
 
 _MOST = 127  # of an input rounded to 8 bits
 _LEAST_SCALE = 1e-12  # of a token of zeros

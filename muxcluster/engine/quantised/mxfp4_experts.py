@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from muxcluster.engine.quantised.replacing import Cut
-from muxcluster.kernels.mxfp4_product import BLOCK, mxfp4_product
+from muxcluster.kernels.products.mxfp4_product import BLOCK, mxfp4_product
 
 _KINDS = frozenset({"GptOssExperts"})  # modules of transformers that are replaced
 _PRODUCTS = ("gate_up_proj", "down_proj")

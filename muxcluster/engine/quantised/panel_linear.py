@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from muxcluster.engine.quantised.linear import FastLinear, QuantisedLinear
 from muxcluster.kernels.native.products import Panels, Preparation, is_available, panels, product
 from muxcluster.kernels.native.step import Linear
-from muxcluster.kernels.quantised_product import unpacked
+from muxcluster.kernels.products.quantised_product import unpacked
 
 _DTYPES = (torch.float32, torch.bfloat16)  # of inputs: sums are in fp32
 

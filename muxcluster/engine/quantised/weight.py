@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from muxcluster.kernels.quantised_product import MIDDLE, unpacked
+from muxcluster.kernels.products.quantised_product import MIDDLE, unpacked
 
 
 class CannotCut(ValueError):

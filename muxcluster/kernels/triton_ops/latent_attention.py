@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from muxcluster.kernels.latent_attention import check_latent_attention
+from muxcluster.kernels.attention.latent_attention import check_latent_attention
 from muxcluster.kernels.layout import half_rows
 from muxcluster.kernels.triton_ops.parts.attend_prompt import LOWEST
 from muxcluster.kernels.triton_ops.parts.prefill_tiling import Tiling, capability
@@ -245,7 +245,7 @@ def latent_attention(
     split_tokens: int = SPLIT_TOKENS,
     tiling: Tiling | None = None,
 ) -> Tensor:
-    """As `muxcluster.kernels.latent_attention.latent_attention`, on the tensors' device.
+    """As `muxcluster.kernels.attention.latent_attention.latent_attention`, on the tensors' device.
 
     Nothing waits for the device and the grid follows from shapes alone, so the call can be
     captured in a CUDA graph. Offsets and positions are not checked; a row sees no more than its

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from muxcluster.kernels.low_rank_update import TILE_TOKENS, check_update
+from muxcluster.kernels.products.low_rank_update import TILE_TOKENS, check_update
 from muxcluster.kernels.triton_ops.specimens.specimen import Specimen
 
 _RANKS = 16  # at once, the least that a product on tensor cores takes
@@ -119,7 +119,7 @@ def low_rank_update(
     tokens: Tensor,
     tiles: Tensor,
 ) -> None:
-    """As `muxcluster.kernels.low_rank_update.low_rank_update`."""
+    """As `muxcluster.kernels.products.low_rank_update.low_rank_update`."""
     check_update(outputs, inputs, down, up, starts, tokens, tiles)
     if not len(tiles) or not most_ranks:
         return

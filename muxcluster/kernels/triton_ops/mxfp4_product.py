@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from muxcluster.kernels.mxfp4_product import BLOCK, check_mxfp4
+from muxcluster.kernels.products.mxfp4_product import BLOCK, check_mxfp4
 from muxcluster.kernels.triton_ops.paged_prefill import row_of_tile
 from muxcluster.kernels.triton_ops.specimens.specimen import Specimen
 
@@ -86,7 +86,7 @@ def _mxfp4_product(
 
 
 def mxfp4_product(inputs: Tensor, blocks: Tensor, scales: Tensor, offsets: Tensor) -> Tensor:
-    """As `muxcluster.kernels.mxfp4_product.mxfp4_product`; offsets are not checked."""
+    """As `muxcluster.kernels.products.mxfp4_product.mxfp4_product`; offsets are not checked."""
     check_mxfp4(inputs, blocks, scales, offsets)
     (num_rows, num_inputs), (num_experts, num_outputs, _) = inputs.shape, blocks.shape
     product = torch.empty((num_rows, num_outputs), dtype=inputs.dtype, device=inputs.device)

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from muxcluster.kernels.attention.paged_decode import check_paged_decode
 from muxcluster.kernels.layout import check_sinks, half_rows, stored_in
-from muxcluster.kernels.paged_decode import check_paged_decode
 from muxcluster.kernels.triton_ops.parts.attend_span import attend_span
 from muxcluster.kernels.triton_ops.parts.rounded_kv import readable
 from muxcluster.kernels.triton_ops.parts.sinks import share_of_keys
@@ -152,7 +152,7 @@ def paged_decode(
     split_tokens: int = SPLIT_TOKENS,
     tile_tokens: int | None = None,
 ) -> Tensor:
-    """As `muxcluster.kernels.paged_decode.paged_decode`, on the tensors' device.
+    """As `muxcluster.kernels.attention.paged_decode.paged_decode`, on the tensors' device.
 
     Nothing waits for the device and the grid follows from shapes alone, so the call can be
     captured in a CUDA graph. Lengths are not checked; a row sees no more than its table holds.

@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from muxcluster.kernels.attention.paged_prefill import check_paged_prefill
 from muxcluster.kernels.layout import check_sinks, half_rows, stored_in
-from muxcluster.kernels.paged_prefill import check_paged_prefill
 from muxcluster.kernels.triton_ops.parts.attend_prompt import attend_prompt
 from muxcluster.kernels.triton_ops.parts.prefill_tiling import Tiling, capability, choose_tiling
 from muxcluster.kernels.triton_ops.parts.rounded_kv import readable
@@ -154,7 +154,7 @@ def paged_prefill(
     kv_dtype: torch.dtype | None = None,
     tiling: Tiling | None = None,
 ) -> Tensor:
-    """As `muxcluster.kernels.paged_prefill.paged_prefill`, on the tensors' device.
+    """As `muxcluster.kernels.attention.paged_prefill.paged_prefill`, on the tensors' device.
 
     Nothing waits for the device: offsets that do not rise from 0 to the number of tokens are not
     noticed, and a row sees no more than its table holds. tiling: chosen from shapes by default.

@@ -8,8 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
+from muxcluster.kernels.attention.prefix_attention import check_prefix_attention
 from muxcluster.kernels.layout import check_sinks, half_rows, stored_in
-from muxcluster.kernels.prefix_attention import check_prefix_attention
 from muxcluster.kernels.triton_ops.parts.prefix_kernels import merge_kernel, prefix_kernel
 from muxcluster.kernels.triton_ops.parts.prefix_tiling import (
     TILES_IN_FLIGHT,
@@ -50,7 +50,7 @@ def prefix_attention(
     query_offsets: Tensor | None = None,
     tiling: PrefixTiling | None = None,
 ) -> Tensor:
-    """As `muxcluster.kernels.prefix_attention.prefix_attention`, on the tensors' device.
+    """As `muxcluster.kernels.attention.prefix_attention.prefix_attention`, on the tensors' device.
 
     Nothing waits for the device and the grid follows from shapes alone (the most tiles so many
     tokens can need; programs without work end at once), so the call can be captured in a CUDA

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from muxcluster.kernels.quantised_product import MIDDLE, check_quantised
+from muxcluster.kernels.products.quantised_product import MIDDLE, check_quantised
 from muxcluster.kernels.triton_ops.specimens.specimen import Specimen
 
 _INT8, _FP8, _INT4 = 0, 1, 2
@@ -90,7 +90,7 @@ def _quantised_product(
 def quantised_product(
     inputs: Tensor, values: Tensor, scales: Tensor, zeros: Tensor | None, group: int
 ) -> Tensor:
-    """As `muxcluster.kernels.quantised_product.quantised_product`."""
+    """As `muxcluster.kernels.products.quantised_product.quantised_product`."""
     check_quantised(inputs, values, scales, zeros, group)
     (num_rows, num_inputs), num_outputs = inputs.shape, len(values)
     product = torch.empty((num_rows, num_outputs), dtype=inputs.dtype, device=inputs.device)

@@ -12,7 +12,7 @@ from muxcluster.engine.forward.cpu_attention import PlannedAttention
 from muxcluster.engine.forward.paged_attention import PagedAttention
 from muxcluster.engine.memory.arena import ModelArena
 from muxcluster.engine.steps import runner
-from muxcluster.kernels.prompt_attention import prompt_attention
+from muxcluster.kernels.attention.prompt_attention import prompt_attention
 from tests.engine.conftest import ModelBuilder
 from tests.engine.driver import drivers, ragged, unit_of
 from tests.engine.forward.test_batch import CPU, arrays

@@ -15,7 +15,7 @@ from muxcluster.core.errors import LoadError
 from muxcluster.engine.load.paged_loading import load_model
 from muxcluster.engine.parallel.executor import RanksExecutor
 from muxcluster.engine.quantised.mxfp4_experts import Mxfp4Experts
-from muxcluster.kernels.mxfp4_product import widened
+from muxcluster.kernels.products.mxfp4_product import widened
 from muxcluster.placement.shapes.division import refusal
 from muxcluster.placement.shapes.known import shape_named
 from tests.engine.conftest import ModelBuilder

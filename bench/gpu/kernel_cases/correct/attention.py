@@ -9,11 +9,11 @@ from torch import Tensor
 from bench.gpu.kernel_cases.correct.dense import dense_attention
 from bench.gpu.kernel_cases.paged import Heads, Paged, paged
 from bench.gpu.running.run import Run, relative_error
+from muxcluster.kernels.attention.paged_decode import paged_decode
+from muxcluster.kernels.attention.paged_prefill import paged_prefill
+from muxcluster.kernels.attention.prefix_attention import prefix_attention
+from muxcluster.kernels.attention.prompt_attention import prompt_attention, takes_prompts
 from muxcluster.kernels.kv_write import kv_write
-from muxcluster.kernels.paged_decode import paged_decode
-from muxcluster.kernels.paged_prefill import paged_prefill
-from muxcluster.kernels.prefix_attention import prefix_attention
-from muxcluster.kernels.prompt_attention import prompt_attention, takes_prompts
 
 # Relative errors: rounding of the inputs' type alone gives a tenth of this.
 ALLOWED = {torch.float16: 3e-3, torch.bfloat16: 2e-2}

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from bench.gpu.kernel_cases.paged import Heads
 from bench.gpu.running.run import Run, relative_error
+from muxcluster.kernels.attention.paged_decode import paged_decode
+from muxcluster.kernels.attention.paged_prefill import paged_prefill
+from muxcluster.kernels.attention.prefix_attention import prefix_attention
 from muxcluster.kernels.kv_write import kv_write
 from muxcluster.kernels.layout import slot_bytes
-from muxcluster.kernels.paged_decode import paged_decode
-from muxcluster.kernels.paged_prefill import paged_prefill
-from muxcluster.kernels.prefix_attention import prefix_attention
 
 ALLOWED = {torch.float16: 3e-3, torch.bfloat16: 2e-2}
 HEADS = (Heads(8, 2, 128), Heads(4, 4, 64), Heads(6, 2, 80))

@@ -5,9 +5,9 @@ import torch
 from bench.gpu.kernel_cases.paged import Heads, Paged, paged
 from bench.gpu.kernel_cases.speed.rivals import Call, contiguous, flashinfer_decode, flex, sdpa
 from bench.gpu.running.run import Run
-from muxcluster.kernels.paged_decode import paged_decode
-from muxcluster.kernels.paged_prefill import paged_prefill
-from muxcluster.kernels.prompt_attention import prompt_attention, takes_prompts
+from muxcluster.kernels.attention.paged_decode import paged_decode
+from muxcluster.kernels.attention.paged_prefill import paged_prefill
+from muxcluster.kernels.attention.prompt_attention import prompt_attention, takes_prompts
 
 LLAMA3_8B = Heads(32, 8, 128)
 LLAMA2_7B = Heads(32, 32, 128)

@@ -8,9 +8,9 @@ from torch import Tensor
 from bench.gpu.kernel_cases.paged import Heads, Paged, paged
 from bench.gpu.kernel_cases.speed.attention import LLAMA3_8B
 from bench.gpu.running.run import Run
-from muxcluster.kernels.paged_decode import paged_decode
-from muxcluster.kernels.paged_prefill import paged_prefill
-from muxcluster.kernels.prefix_attention import prefix_attention
+from muxcluster.kernels.attention.paged_decode import paged_decode
+from muxcluster.kernels.attention.paged_prefill import paged_prefill
+from muxcluster.kernels.attention.prefix_attention import prefix_attention
 
 # Tokens of the shared prefix, and of each row's own text.
 SHAPES = ((256, 2048), (2048, 256), (4096, 128), (1024, 1024), (8192, 256))

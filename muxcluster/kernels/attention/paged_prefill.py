@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from muxcluster.kernels.attention.prompt_attention import attend_grouped
 from muxcluster.kernels.layout import (
     check_attention,
     check_index,
@@ -13,7 +14,6 @@ from muxcluster.kernels.layout import (
     stored_in,
 )
 from muxcluster.kernels.on_gpu import triton_on_gpu
-from muxcluster.kernels.prompt_attention import attend_grouped
 
 
 @triton_on_gpu
