@@ -83,12 +83,11 @@ LOADS = (0.4, 0.7, 1.4)
 QUICK_LOADS = (0.4, 1.4)
 # All batches at all lengths, and many rows at one.
 GRIDS = (
-    Grid("1,16", "160", has_pairs=True),
-    Grid("1,16", "16,64"),
-    Grid("4", "16,64,160"),
+    Grid("1,4,16", "16,64,160"),
     Grid("48", "64"),
+    Grid("1,16", "160", is_pairs=True),
 )
-QUICK_GRIDS = (Grid("1,8", "16,96", has_pairs=True),)
+QUICK_GRIDS = (Grid("1,8", "16,96"), Grid("8", "96", is_pairs=True))
 _NUM_FOR_CAPACITY = 400
 # Share of all processors that others may take while a stretch is served; the kernel's own threads
 # take one hundredth here.
@@ -257,7 +256,7 @@ def main() -> None:
             files = [path.resolve() for path in options.profiles]
             profile = Profiled(files, probe.now(), probe)
         else:
-            profile = profiled(probe, folder, config, grids, repeats)
+            profile = profiled(probe, folder, config, names, grids, repeats)
         for setup in setups:
             for row, *sides in cases(folder, setup, profile, loads, count, options.seed):
                 rows.append(row)

@@ -17,11 +17,37 @@ MOST_TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Jobs that `muxcluster profile` times in one run of some ten seconds."""
+    """Jobs that `muxcluster profile` times in one run: of one model, or side by side of all."""
 
     batches: str
     lengths: str
-    has_pairs: bool = False  # jobs side by side, too
+    is_pairs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run of `muxcluster profile`."""
+
+    config: Path
+    out: Path
+    grid: Grid
+    repeats: int
+    models: Sequence[str]
+
+    def content(self) -> dict[str, Any]:
+        """Run it. Of side by side jobs only the pairs are kept: both of a pair were timed in turn,
+        while the machine's speed may change over the minutes that all of them take."""
+        grid = self.grid
+        command = (sys.executable, "-m", "muxcluster.cli.main", "profile", str(self.config))
+        command += ("--out", str(self.out), "--models", ",".join(self.models))
+        command += ("--batches", grid.batches, "--lengths", grid.lengths)
+        command += ("--repeats", str(self.repeats), *(() if grid.is_pairs else ("--alone",)))
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        content: dict[str, Any] = json.loads(self.out.read_text())
+        if grid.is_pairs:
+            for model in content["models"]:
+                model |= {"cells": [], "mixed": [], "turns": []}
+        return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,43 +61,46 @@ class Profiled:
 
 
 def profiled(
-    probe: SpeedProbe, folder: Path, config: Path, grids: Sequence[Grid], repeats: int
+    probe: SpeedProbe,
+    folder: Path,
+    config: Path,
+    names: Sequence[str],
+    grids: Sequence[Grid],
+    repeats: int,
 ) -> Profiled:
-    """Measure this machine with the models of `config`, grid by grid.
+    """Measure this machine with the models `names` of `config`, grid by grid and model by model.
 
-    A grid over which the machine's speed moved is measured again, a few times at most, and the try
-    of the least drift counts. Its seconds are stated at the speed beside the first grid.
+    A run over which the machine's speed moved is done again, a few times at most, and the try of
+    the least drift counts. Its seconds are stated at the speed beside the first run.
     """
     files, drifts = [], []
     common: MachineSpeed | None = None
-    for number, grid in enumerate(grids):
-        path = folder / f"profile-{number}.json"
-        content, speed, drift = min(
-            _tries(probe, path, config, grid, repeats), key=lambda each: each[2]
-        )
+    wanted = [
+        (grid, models)
+        for grid in grids
+        for models in ([list(names)] if grid.is_pairs else [[name] for name in names])
+    ]
+    for number, (grid, models) in enumerate(wanted):
+        run = _Run(config, folder / f"profile-{number}.json", grid, repeats, models)
+        content, speed, drift = min(_tries(probe, run), key=lambda each: each[2])
         common = common or speed
-        path.write_text(json.dumps(_stretched(content, 1 / speed.slowness(common))))
-        print(f"profile: {grid}, at {speed}, drift {drift:.3f}", flush=True)
-        files.append(path)
+        run.out.write_text(json.dumps(_stretched(content, 1 / speed.slowness(common))))
+        print(f"profile: {models}, {grid}, at {speed}, drift {drift:.3f}", flush=True)
+        files.append(run.out)
         drifts.append(round(drift, 3))
     assert common is not None
     return Profiled(files, common, probe, drifts)
 
 
-def _tries(
-    probe: SpeedProbe, path: Path, config: Path, grid: Grid, repeats: int
-) -> list[tuple[dict[str, Any], MachineSpeed, float]]:
+def _tries(probe: SpeedProbe, run: _Run) -> list[tuple[dict[str, Any], MachineSpeed, float]]:
     """A profile, the mean speed beside it and the drift; the last one if none was steady."""
     found = []
     before = probe.now()
-    while len(found) < MOST_TRIES:
-        command = (sys.executable, "-m", "muxcluster.cli.main", "profile", str(config))
-        command += ("--out", str(path), "--batches", grid.batches, "--lengths", grid.lengths)
-        command += ("--repeats", str(repeats), *(() if grid.has_pairs else ("--alone",)))
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    while len(found) < (1 if run.grid.is_pairs else MOST_TRIES):
+        content = run.content()
         after = probe.now()
         drift = after.drift_from(before)
-        found.append((json.loads(path.read_text()), before.mean(after), drift))
+        found.append((content, before.mean(after), drift))
         if drift <= MOST_DRIFT:
             break
         before = after

@@ -85,14 +85,16 @@ def attend_prompt(
             present = tl.full([TILE], True, tl.int1)
             if phase != 1:
                 present = tokens < high
+            read = tokens
             if phase == 0 and BLOCK_TOKENS % TILE > 0:
-                # The first tile may begin in a block that was given back and holds anything.
-                present &= tokens > low - window
+                # The first tile may begin in a block that was given back and holds anything, NaN
+                # too: the first key that is seen is read instead.
+                read = tl.maximum(tokens, low + 1 - window)
             keys_at = tile_pointers(
-                keys, block, start, tokens, present, HALF, BLOCK_TOKENS, TILE, HEAD_DIM, BLOCK_D
+                keys, block, start, read, present, HALF, BLOCK_TOKENS, TILE, HEAD_DIM, BLOCK_D
             )
             scales_at = scale_pointers(
-                keys, block, start, tokens, present, HALF, BLOCK_TOKENS, TILE, HEAD_DIM
+                keys, block, start, read, present, HALF, BLOCK_TOKENS, TILE, HEAD_DIM
             )
             block = tile_block(keys, start + TILE, stop, TILE, BLOCK_TOKENS)
             loaded = loaded_places(present, BLOCK_D, HEAD_DIM)
