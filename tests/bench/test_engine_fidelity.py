@@ -241,6 +241,7 @@ def test_drift_is_that_of_whichever_work_changed_more() -> None:
     assert slow.mean(fast) == MachineSpeed(pytest.approx(0.0105), pytest.approx(0.125))
 
 
+@pytest.mark.slow
 def test_fixed_work_is_timed_by_a_process_that_ends_with_its_parents_use() -> None:
     with SpeedProbe(1) as probe:
         measured = probe.now(is_quick=True)

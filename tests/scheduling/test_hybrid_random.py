@@ -64,7 +64,7 @@ def test_models_that_keep_states_lend_and_borrow_whole_columns(kinds: str) -> No
     ]
     num_lent: Counter[str] = Counter()
     num_restored = 0
-    for seed in range(32):
+    for seed in range(examples(16, 32)):
         rig, asked = random_run(LANES[seed % len(LANES)], seed, models=models, pools=(56, 60, 72))
         check_ends(rig, asked)
         stats = rig.scheduler.stats(rig.now, "unit").models

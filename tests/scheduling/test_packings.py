@@ -91,7 +91,8 @@ def some_requests(rng: random.Random, count: int, num_output: int = 30) -> list[
 def test_the_first_in_order_are_admitted_first(packing: str) -> None:
     """Brute force: whoever is admitted comes before all who wait on."""
     num_admitted = num_left = 0
-    for seed in range(20):
+    num_runs = examples(8, 20)
+    for seed in range(num_runs):
         rng = random.Random(seed)
         watch = Watch(packing, rng, 400, token_budget=rng.choice((16, 64)))
         for step in watch.steps(some_requests(rng, 25)):
@@ -100,8 +101,8 @@ def test_the_first_in_order_are_admitted_first(packing: str) -> None:
             assert names == in_order[: len(names)]
             num_admitted += len(names)
             num_left += len(in_order) - len(names) if names else 0
-    assert num_admitted >= 20 * 25
-    assert num_left > 100, "hardly anybody had to wait"
+    assert num_admitted >= num_runs * 25
+    assert num_left > num_runs * 5, "hardly anybody had to wait"
 
 
 @pytest.mark.parametrize("packing", KEYS)

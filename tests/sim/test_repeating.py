@@ -37,7 +37,7 @@ def both(
     ],
 )
 @pytest.mark.parametrize("num_columns", [*slow(4000), 260])
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", ["adbs", "mixed", *slow("temporal", "round-robin")])
 def test_every_request_fares_the_same_to_the_last_bit(
     lane: str, num_columns: int, models: tuple[str, ...]
 ) -> None:

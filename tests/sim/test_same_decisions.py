@@ -24,6 +24,7 @@ from muxcluster.sim.core import driver as sim_driver
 from muxcluster.sim.core.driver import UnitDriver
 from muxcluster.sim.core.timing import Work
 from muxcluster.sim.core.unit import SimUnit
+from tests.amounts import slow
 from tests.engine.children.preloaded import fast_children, preloaded
 from tests.engine.units import greedy, prompts, request_of, running, spec_of
 
@@ -161,9 +162,8 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.mark.parametrize(
     ("lane", "partition", "num_columns"),
     [
-        ("adbs", "threads", 200),
         ("adbs", "none", 24),
-        ("round-robin", "none", 24),
+        *slow(("adbs", "threads", 200), ("round-robin", "none", 24)),
         ("temporal", "none", 200),
         ("mixed", "none", 24),
     ],

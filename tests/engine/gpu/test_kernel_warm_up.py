@@ -85,7 +85,7 @@ def unit_for(directory: Path, case: Case, phases: frozenset[Phase] = frozenset(P
     )
 
 
-QUICK = ("llama", "llama in fp32", "a sliding window")
+QUICK = ("llama", "a sliding window")
 
 
 LATENTS = pytest.param("latents", marks=[needs_latents, pytest.mark.slow])

@@ -106,6 +106,7 @@ def test_greedy_outputs_are_hugging_faces_with_preemption(live: Live) -> None:
     assert all(model.num_preemptions > 0 for model in stats.models)
 
 
+@pytest.mark.slow
 def test_sampled_outputs_are_those_of_one_rank(live: Live) -> None:
     """Seeds, penalties, truncation: every rank draws the same, and what a unit of one draws."""
     asked = asked_of(live, 4, seed=1)

@@ -214,6 +214,7 @@ def test_a_stopped_owner_restarts_all_ranks(live: Wide) -> None:
     wait_until_gone(list(pids))
 
 
+@pytest.mark.slow
 def test_sampled_outputs_are_those_of_one_rank(live: Wide) -> None:
     """Seeds, penalties, truncation: both workers of every rank draw what a unit of one draws."""
     asked = live.asked(3, seed=7)
@@ -227,6 +228,7 @@ def test_sampled_outputs_are_those_of_one_rank(live: Wide) -> None:
         assert sink.tokens == tokens
 
 
+@pytest.mark.slow
 def test_workers_that_are_threads_of_a_rank_overlap_too(tiny: ModelBuilder) -> None:
     """As under `green`, where a rank is one process: a communicator a worker, jobs pipelined."""
     directories = [tiny("llama", "llama"), tiny("qwen2", "qwen2")]

@@ -14,6 +14,7 @@ from muxcluster.config.facts import read_facts
 from muxcluster.core.errors import LoadError
 from muxcluster.engine.load.paged_loading import load_model
 from muxcluster.engine.parallel.executor import RanksExecutor
+from muxcluster.engine.processes.executor import ProcessExecutor
 from muxcluster.engine.quantised.mxfp4_experts import Mxfp4Experts
 from muxcluster.kernels.products.mxfp4_product import widened
 from muxcluster.placement.shapes.division import refusal
@@ -22,7 +23,7 @@ from tests.engine.conftest import ModelBuilder
 from tests.engine.dense.test_http import serving
 from tests.engine.driver import drivers, ragged, unit_of
 from tests.engine.fakes import Sink
-from tests.engine.live_units import children, workers_of
+from tests.engine.live_units import workers_of
 from tests.engine.parallel.ranks import on_ranks, over_ranks, rank_model
 from tests.engine.quantised.checkpoints import Checkpoint
 from tests.engine.quantised.mxfp4 import write_mxfp4
@@ -37,6 +38,8 @@ from tests.engine.units import (
 )
 from tests.models import model_spec
 from tests.oracles import GreedyOracle
+
+pytestmark = pytest.mark.usefixtures("fast_children")
 
 NUM_TOKENS = 20
 
@@ -103,18 +106,19 @@ def check(checkpoint: Checkpoint, asked: dict[str, list[int]], sink: Sink) -> No
 def test_tokens_stay_though_a_worker_and_the_owner_are_killed(checkpoint: Checkpoint) -> None:
     spec = spec_of([checkpoint.quantised])
     asked = prompts("gpt_oss", 6, 512)
-    with running(spec) as (unit, sink):
+    executor = ProcessExecutor(spec)
+    with running(spec, executor) as (unit, sink):
         submit(unit, asked, greedy(NUM_TOKENS))
         sink.wait_for_tokens(next(iter(asked)), 4)
-        owner = children(os.getpid())["mux-owner"]
-        os.kill(workers_of(owner, len(spec.workers))[-1], signal.SIGKILL)
+        os.kill(workers_of(executor.owner_pid, len(spec.workers))[-1], signal.SIGKILL)
         sink.wait_for_tokens(next(iter(asked)), 8)
-        os.kill(owner, signal.SIGKILL)
+        os.kill(executor.owner_pid, signal.SIGKILL)
         sink.wait_for_ends(len(asked))
         check_nothing_leaks(unit)
     check(checkpoint, asked, sink)
 
 
+@pytest.mark.slow
 def test_divided_over_ranks(checkpoint: Checkpoint) -> None:
     spec = over_ranks(spec_of([checkpoint.quantised], lane="temporal", partition="none"), 2)
     asked = prompts("gpt_oss", 5, 512)

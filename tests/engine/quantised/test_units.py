@@ -10,9 +10,10 @@ import pytest
 
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.parallel.executor import RanksExecutor
+from muxcluster.engine.processes.executor import ProcessExecutor
 from tests.engine.conftest import ModelBuilder
 from tests.engine.fakes import Sink
-from tests.engine.live_units import children, workers_of
+from tests.engine.live_units import workers_of
 from tests.engine.parallel.ranks import over_ranks
 from tests.engine.quantised.checkpoints import EXACT, Checkpoint, write
 from tests.engine.units import (
@@ -26,9 +27,9 @@ from tests.engine.units import (
 )
 from tests.oracles import GreedyOracle
 
+pytestmark = pytest.mark.usefixtures("fast_children")
+
 NUM_TOKENS = 24
-
-
 FAMILIES = ("llama", "qwen2", "opt")
 ONE_EACH = (("llama", "packed-4"), ("qwen2", "fp8-tensor"), ("opt", "gptq-8"))
 
@@ -80,13 +81,13 @@ def test_every_method_killed_and_resumed(made: Maker, method: str) -> None:
 def _check_killed(checkpoints: Checkpoints) -> None:
     spec = spec_of([each.quantised for each in checkpoints.values()])
     asked = _asked(spec)
-    with running(spec) as (unit, sink):
+    executor = ProcessExecutor(spec)
+    with running(spec, executor) as (unit, sink):
         submit(unit, asked, greedy(NUM_TOKENS))
         sink.wait_for_tokens(next(iter(asked)), 4)
-        owner = children(os.getpid())["mux-owner"]
-        os.kill(workers_of(owner, len(spec.workers))[-1], signal.SIGKILL)
+        os.kill(workers_of(executor.owner_pid, len(spec.workers))[-1], signal.SIGKILL)
         sink.wait_for_tokens(next(iter(asked)), 8)
-        os.kill(owner, signal.SIGKILL)
+        os.kill(executor.owner_pid, signal.SIGKILL)
         sink.wait_for_ends(len(asked))
         check_nothing_leaks(unit)
     _check(checkpoints, asked, sink)

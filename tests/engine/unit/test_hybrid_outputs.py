@@ -123,8 +123,11 @@ def test_a_corrupt_frame_of_host_memory_changes_the_output(
     ("lane", "workers", "kv_dtype", "num_waves"),
     [
         ("adbs", TWO_WORKERS, "auto", 12),
-        ("adbs", TWO_WORKERS, "int8", 6),
-        *slow(("mixed", ONE_WORKER, "auto", 12), ("mixed", ONE_WORKER, "fp8_e4m3", 12)),
+        *slow(
+            ("adbs", TWO_WORKERS, "int8", 6),
+            ("mixed", ONE_WORKER, "auto", 12),
+            ("mixed", ONE_WORKER, "fp8_e4m3", 12),
+        ),
     ],
 )
 def test_workers_killed_in_jobs_that_save_and_restore(
@@ -187,6 +190,7 @@ def test_a_memory_owner_killed_in_the_middle(
     assert sum(restored_after) > 0
 
 
+@pytest.mark.slow
 def test_at_the_machines_own_pace(
     directories: Mapping[str, Path], oracles: Mapping[str, GreedyOracle]
 ) -> None:

@@ -180,7 +180,7 @@ def test_workers_killed_in_jobs_that_save_and_restore(tiny: ModelBuilder) -> Non
     assert len(killed) == 2
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*slow("mistral", "gpt_oss"), "gemma2"])
 def test_a_step_in_flight_reads_what_it_needs(tiny: ModelBuilder, family: str) -> None:
     """Blocks come back while the next step of the same sequences runs already."""
     directory = tiny(family)
