@@ -89,6 +89,12 @@ class Config:
         return (self.file.parent / Path(self.server.usage_directory).expanduser()).resolve()
 
     @property
+    def adapter_folders(self) -> tuple[str, ...]:
+        """Absolute paths, as `batch_directory`."""
+        given = (Path(each).expanduser() for each in self.server.adapter_folders)
+        return tuple(str((self.file.parent / each).resolve()) for each in given)
+
+    @property
     def keys_file(self) -> Path | None:
         """Absolute path of the tenants' keys; None without such a file.
 
@@ -232,12 +238,13 @@ def _adapters(
 
     Raises LoadError naming the file at fault.
     """
-    if not section.adapters:
+    key = "adapters" if section.adapters else "adapter_places"
+    if not section.adapters and section.adapter_places is None:
         return ()
     if facts.embedding is not None or facts.scoring is not None:
-        raise source.error((*at, "adapters"), "a model of embeddings or scores has no adapters")
+        raise source.error((*at, key), "a model of embeddings or scores has no adapters")
     if facts.is_dense or section.backend == "dense":
-        raise source.error((*at, "adapters"), "a model on the dense backend has no adapters")
+        raise source.error((*at, key), "a model on the dense backend has no adapters")
     paths = [
         _adapter(each, (*at, "adapters", place, "path"), source)
         for place, each in enumerate(section.adapters)

@@ -30,10 +30,11 @@ from muxcluster.http.routes.generation import generation_routes
 from muxcluster.http.routes.live import live_routes
 from muxcluster.http.routes.messages import message_routes
 from muxcluster.http.routes.models import model_routes
+from muxcluster.http.routes.operators.adapters import AdapterControl, adapter_routes
+from muxcluster.http.routes.operators.weights import weight_routes
 from muxcluster.http.routes.responses import response_routes
 from muxcluster.http.routes.status import status_routes
 from muxcluster.http.routes.usage import usage_routes
-from muxcluster.http.routes.weights import weight_routes
 from muxcluster.http.server.middleware import Edge, error_response
 from muxcluster.http.service import CompletionService
 from muxcluster.http.settings import ApiSettings
@@ -51,6 +52,7 @@ def create_app(
     batch_service: BatchService | None = None,
     cluster: Cluster | None = None,
     key_service: KeyService | None = None,
+    adapters: AdapterControl | None = None,
 ) -> FastAPI:
     """Return the OpenAI application over `backend`.
 
@@ -58,7 +60,7 @@ def create_app(
     listener refuses before they get here. batch_service: started and closed with the application;
     None: no routes of files and batches. cluster: of units in other processes, for the live view.
     key_service: knows the keys of tenants and counts their use; None: only the keys of `settings`
-    are valid, and nothing is counted.
+    are valid, and nothing is counted. adapters: loads and unloads them; None: nobody does.
 
     Raises LoadError naming the file if a model's tokenizer or template cannot be read.
     """
@@ -100,6 +102,7 @@ def create_app(
     app.include_router(model_routes(texts, settings))
     app.include_router(status_routes(backend, texts, metrics, keys, conditions))
     app.include_router(weight_routes(backend, settings))
+    app.include_router(adapter_routes(adapters, texts, settings))
     app.include_router(live_routes(view, metrics.recent))
     if key_service is not None:
         app.include_router(usage_routes(key_service))

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from muxcluster.cluster.control.controller import Controller
+from muxcluster.cluster.ingress.adapter_client import AdapterClient
 from muxcluster.cluster.ingress.batch_client import BatchServiceClient
 from muxcluster.cluster.ingress.coalesce import coalesce
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
@@ -57,6 +58,7 @@ class Ingress:
         self._settings = settings
         self._controller = ControllerCalls(controller)
         self._views = ControllerCalls(controller, VIEW_TIMEOUT_S)
+        self._adapters = AdapterClient(controller)
         self._batch_service = (
             None if settings.batch is None else BatchServiceClient(settings, controller)
         )
@@ -78,6 +80,7 @@ class Ingress:
             self._batch_service,
             cluster=self,
             key_service=self._keys,
+            adapters=self._adapters,
         )
         app.add_api_route("/status", self.status, methods=["GET"])
         app.add_api_route("/timeline", self.timeline, methods=["GET"])

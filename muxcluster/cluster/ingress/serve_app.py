@@ -161,6 +161,7 @@ def settings_of(config: Config) -> ApiSettings:
         audit_log=server.audit_log and str(Path(server.audit_log).absolute()),
         more_keys=tuple(server.more_keys),
         admin_key=server.admin_key,
+        adapter_folders=config.adapter_folders,
         keys=key_settings_of(config),
         batch=BatchSettings(
             str(config.batch_directory),
