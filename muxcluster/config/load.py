@@ -89,10 +89,18 @@ class Config:
         return (self.file.parent / Path(self.server.usage_directory).expanduser()).resolve()
 
     @property
+    def store_directory(self) -> Path | None:
+        """Absolute path, as `batch_directory`; None without a store."""
+        store = self.server.store
+        return None if store is None else self._from_file(store.directory)
+
+    @property
     def adapter_folders(self) -> tuple[str, ...]:
         """Absolute paths, as `batch_directory`."""
-        given = (Path(each).expanduser() for each in self.server.adapter_folders)
-        return tuple(str((self.file.parent / each).resolve()) for each in given)
+        return tuple(str(self._from_file(each)) for each in self.server.adapter_folders)
+
+    def _from_file(self, path: str) -> Path:
+        return (self.file.parent / Path(path).expanduser()).resolve()
 
     @property
     def keys_file(self) -> Path | None:

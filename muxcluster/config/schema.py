@@ -401,6 +401,17 @@ class AdminSection(Section):
     """Port to listen on."""
 
 
+class StoreSection(Section):
+    """Responses of `/v1/responses` that are kept for their clients."""
+
+    directory: PathText = "muxcluster-responses"
+    """Where they are, on the head's node; relative paths start from the file's own directory."""
+    days: Annotated[int, Field(ge=1, le=3650)] = 30
+    """How long each is kept."""
+    max_key_bytes: Annotated[int, Field(ge=1, le=2**50)] = 2**30
+    """Bytes that the responses of one key may hold together; beyond them its oldest are deleted."""
+
+
 class ServerSection(Section):
     """Settings of the HTTP server."""
 
@@ -464,6 +475,9 @@ class ServerSection(Section):
     default these lines are in the log."""
     log_format: Literal["text", "json"] = "text"
     """Lines of `serve` on standard error, of all its processes: text, or a JSON object each."""
+    store: StoreSection | None = None
+    """Keeps responses of `/v1/responses` unless a request says `store: false`, so that they can be
+    read, deleted, gone on with and made in the background. By default none is kept."""
     lenient: bool = False
     """Unknown request fields are dropped, not answered with 400."""
     ingresses: Literal["every-node", "head"] = "every-node"

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from muxcluster import __version__
 from muxcluster.batch.service.interface import BatchService
 from muxcluster.core.errors import MuxClusterError
+from muxcluster.http.apis.responses.store import ResponseStore
 from muxcluster.http.calls.model_text import ModelTexts
 from muxcluster.http.errors import HttpError, http_error, status_error
 from muxcluster.http.keys.ring import KeyRing
@@ -32,7 +33,8 @@ from muxcluster.http.routes.messages import message_routes
 from muxcluster.http.routes.models import model_routes
 from muxcluster.http.routes.operators.adapters import AdapterControl, adapter_routes
 from muxcluster.http.routes.operators.weights import weight_routes
-from muxcluster.http.routes.responses import response_routes
+from muxcluster.http.routes.responses.background import Background
+from muxcluster.http.routes.responses.routes import response_routes
 from muxcluster.http.routes.status import status_routes
 from muxcluster.http.routes.usage import usage_routes
 from muxcluster.http.server.middleware import Edge, error_response
@@ -53,6 +55,7 @@ def create_app(
     cluster: Cluster | None = None,
     key_service: KeyService | None = None,
     adapters: AdapterControl | None = None,
+    responses: ResponseStore | None = None,
 ) -> FastAPI:
     """Return the OpenAI application over `backend`.
 
@@ -60,7 +63,8 @@ def create_app(
     listener refuses before they get here. batch_service: started and closed with the application;
     None: no routes of files and batches. cluster: of units in other processes, for the live view.
     key_service: knows the keys of tenants and counts their use; None: only the keys of `settings`
-    are valid, and nothing is counted. adapters: loads and unloads them; None: nobody does.
+    are valid, and nothing is counted. adapters: loads and unloads them; None: nobody does. responses: keeps
+    those of `/v1/responses`; None: none is kept.
 
     Raises LoadError naming the file if a model's tokenizer or template cannot be read.
     """
@@ -75,6 +79,7 @@ def create_app(
     view = LiveView(backend, LiveParts(history, metrics.recent, batches, conditions), cluster)
     service = CompletionService(backend, texts, metrics, settings)
     keys = KeyRing(settings, key_service, metrics.key_failed)
+    background = Background(service)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -90,6 +95,7 @@ def create_app(
         for poll in polls:
             poll.cancel()
         await asyncio.gather(*polls, return_exceptions=True)
+        await background.close()
         await keys.close()
         if batch_service is not None:
             await batch_service.close()
@@ -97,8 +103,9 @@ def create_app(
     app = DocumentedApp(title="muxcluster", version=__version__, lifespan=lifespan)
     app.state.service = service
     app.state.on_refused_head = metrics.refused_head
-    for routes in (generation_routes, embedding_routes, message_routes, response_routes):
+    for routes in (generation_routes, embedding_routes, message_routes):
         app.include_router(routes(service, lenient=settings.lenient))
+    app.include_router(response_routes(service, responses, background, lenient=settings.lenient))
     app.include_router(model_routes(texts, settings))
     app.include_router(status_routes(backend, texts, metrics, keys, conditions))
     app.include_router(weight_routes(backend, settings))

@@ -36,6 +36,15 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Where responses of `/v1/responses` are kept, and how many."""
+
+    directory: str  # absolute, on the head's node
+    days: int  # how long each is kept
+    most_key_bytes: int  # of a key; beyond them its oldest give way
+
+
+@dataclass(frozen=True, slots=True)
 class ApiSettings:
     """Settings of the HTTP server that an operator may choose."""
 
@@ -55,6 +64,7 @@ class ApiSettings:
     tls: TlsFiles | None = None  # None: plain HTTP
     admin: HttpAddress | None = None  # where operators' routes are; None: at the port of all others
     adapter_folders: tuple[str, ...] = ()  # absolute: adapters below them may be loaded
+    store: StoreSettings | None = None  # of /v1/responses; None: no response is kept
     request_log: str | None = None  # file that gets a line of JSON per request
     audit_log: str | None = None  # file that gets a line of JSON per admin act; None: the log
     stats_period_s: float = 0.25  # how often the metrics read the units' statistics

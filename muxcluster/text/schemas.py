@@ -313,8 +313,10 @@ class DetokenizeBody(BaseModel):
 
 
 class LoadAdapterBody(BaseModel):
-    """POST /v1/load_lora_adapter, as vLLM has it. base_model_name: the only model that takes
-    adapters by default. load_inplace: one of the same name gives way."""
+    """POST /v1/load_lora_adapter, as vLLM has it, for admin keys.
+
+    base_model_name: by default the only model with places. load_inplace: one of that name gives way.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -325,7 +327,7 @@ class LoadAdapterBody(BaseModel):
 
 
 class UnloadAdapterBody(BaseModel):
-    """POST /v1/unload_lora_adapter, as vLLM has it. lora_int_id says nothing here."""
+    """POST /v1/unload_lora_adapter, as vLLM has it, for admin keys; `lora_int_id` says nothing."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -65,7 +66,11 @@ def served(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) 
         "models": [{"name": "base", "path": "base", "max_seqs": 8, "adapter_places": places}],
         "cluster": {"nodes": [{"name": "here", "gpu": "cpu", "cores": 1}]},
         "policy": {"kv_gb": 0.1},
-        "server": {"admin_key": "admin-key-Qq5", "adapter_folders": ["loras"]},
+        "server": {
+            "admin_key": "admin-key-Qq5",
+            "adapter_folders": ["loras"],
+            "store": {"directory": "kept"},
+        },
     }
     file = folder / "muxcluster.yaml"
     file.write_text(yaml.safe_dump(content))
@@ -126,3 +131,27 @@ def test_a_killed_unit_has_it_again(served: Served) -> None:
         os.kill(pid, signal.SIGKILL)
     served.check("kept", "lora-6")  # it waits for the unit that comes
     assert served.names()["kept"] == "base"
+
+
+def test_responses_of_an_adapter_are_kept_and_gone_on_with(served: Served) -> None:
+    """By the actor on the head; the file is in a folder of the server's user alone."""
+    assert served.load("talks", "lora-2").status_code == 200
+
+    def ask(**fields: object) -> httpx.Response:
+        body = {"model": "talks", "max_output_tokens": 4, "input": PROMPT, **fields}
+        return served.http.post("/v1/responses", json=body)
+
+    first = ask().json()
+    assert (first["store"], first["model"]) == (True, "talks")
+    assert served.http.get(f"/v1/responses/{first['id']}").json() == first
+    second = ask(previous_response_id=first["id"], background=True).json()
+    assert second["status"] == "in_progress"
+    while (found := served.http.get(f"/v1/responses/{second['id']}").json()) == second:
+        time.sleep(0.05)
+    assert (found["status"], found["previous_response_id"]) == ("incomplete", first["id"])
+    assert found["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+    assert served.http.delete(f"/v1/responses/{first['id']}").status_code == 200
+    assert served.http.get(f"/v1/responses/{first['id']}").status_code == 404
+    file = served.folder / "kept" / "responses.sqlite"
+    assert file.stat().st_mode & 0o077 == file.parent.stat().st_mode & 0o077 == 0
+    assert served.unload("talks").status_code == 200

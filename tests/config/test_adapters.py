@@ -108,14 +108,14 @@ def with_places(file: Path, write: Write, places: str) -> Path:
 
 
 def test_places_are_in_specifications_and_plans(file: Path, write: Write) -> None:
-    without = problem(load_config(file), nodes_of(load_config(file))).models
+    without = problem(load_config(file), nodes_of(load_config(file))).demands
     places = "adapter_places: {count: 3, rank: 4}"
     config = load_config(with_places(file, write, places))
     (unit,) = unit_specs(config, plan_for(config))
     specs = {model.name: model for model in unit.models}
     assert (specs["other"].adapter_places, specs["other"].adapter_rank) == (3, 4)
     assert (specs["base"].adapter_places, specs["base"].adapter_rank) == (0, 0)
-    demands = problem(config, nodes_of(config)).models
+    demands = problem(config, nodes_of(config)).demands
     before = {each.name: each.adapter_bytes for each in without}
     after = {each.name: each.adapter_bytes for each in demands}
     shape = {each.name: each.shape for each in demands}["other"]

@@ -41,6 +41,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("server.tls", schema.TlsSection),
     ("server.admin", schema.AdminSection),
     ("server.keys[]", schema.KeySection),
+    ("server.store", schema.StoreSection),
     ("batch", schema.BatchSection),
 )
 

@@ -15,6 +15,7 @@ from muxcluster.cluster.ingress.batch_client import BatchServiceClient
 from muxcluster.cluster.ingress.coalesce import coalesce
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
 from muxcluster.cluster.ingress.key_client import KeyServiceClient
+from muxcluster.cluster.ingress.response_store import ResponseStoreClient
 from muxcluster.cluster.ray.application import APP
 from muxcluster.cluster.ray.nodes import HEAD_RESOURCE
 from muxcluster.cluster.ray.privacy import keep_replica_on_loopback
@@ -65,6 +66,9 @@ class Ingress:
         self._keys = None
         if settings.keys is not None:
             self._keys = KeyServiceClient(settings.keys, may_replace=True)
+        self._responses = None
+        if settings.store is not None:
+            self._responses = ResponseStoreClient(settings.store)
         self._unit_links = UnitLinks(connect, settings.restart_limit_s)
         self._backend = ClusterBackend(self._unit_links, settings.restart_limit_s)
         self._service: CompletionService | None = None
@@ -81,6 +85,7 @@ class Ingress:
             cluster=self,
             key_service=self._keys,
             adapters=self._adapters,
+            responses=self._responses,
         )
         app.add_api_route("/status", self.status, methods=["GET"])
         app.add_api_route("/timeline", self.timeline, methods=["GET"])
