@@ -42,12 +42,13 @@ class LoadedAdapters:
         Those whose base has gone, or no longer takes adapters, are kept but not served; of two of
         one name that of the configuration is.
         """
-        bases = {model.name: model for model in desired.models if not model.base}
+        with_places = bases_of(desired)
+        bases = {model.name: model for model in desired.models if model.name in with_places}
         taken = {model.name for model in desired.models}
         found = []
         for each in self._all:
             base = bases.get(each.base)
-            if base is not None and each.name not in taken and each.base in bases_of(desired):
+            if base is not None and each.name not in taken:
                 found.append(replace(base, name=each.name, base=each.base, loaded=each.loaded))
         return tuple(found)
 

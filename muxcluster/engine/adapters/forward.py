@@ -135,6 +135,11 @@ class RowAdapters:
         """Return the forward of a step that reads `arrays` from these buffers when it runs."""
         return self._forward.of(AdapterTokens(tokens, tiles, len(tokens)))
 
+    def any_forward(self, num_tokens: int, device: torch.device) -> TokenForward:
+        """Return the forward of tokens that all have the first adapter, of no sequence."""
+        adapters = np.zeros(num_tokens, dtype=np.int32)
+        return self._forward.of(AdapterTokens.of(adapters, device))
+
     def forward_of(
         self, table_rows: NDArray[np.int32], counts: NDArray[np.int32], device: torch.device
     ) -> TokenForward:

@@ -42,16 +42,16 @@ def response_body(data: object, *, lenient: bool) -> ResponsesBody:
     return parse(ResponsesBody, data, lenient=lenient)
 
 
-def unstored_response(data: object, *, lenient: bool) -> Asked:
+def asked_response(data: object, *, lenient: bool) -> Asked:
     """Return the request in a decoded body, where no response is kept. Raises RequestError."""
     body = response_body(data, lenient=lenient)
     for name in ("store", "background", "previous_response_id"):
         if getattr(body, name) not in (None, False):
             raise not_stored(name)
-    return asked_response(body)
+    return chat_of(body)
 
 
-def asked_response(body: ResponsesBody, before: Sequence[Json] = ()) -> Asked:
+def chat_of(body: ResponsesBody, before: Sequence[Json] = ()) -> Asked:
     """Return a request as a chat. before: items of the conversation that `input` goes on with.
 
     Raises RequestError naming the field.

@@ -17,10 +17,10 @@ from muxcluster.http.apis.responses.answers import CANCELLED
 from muxcluster.http.apis.responses.body import ResponsesBody
 from muxcluster.http.apis.responses.chat import (
     asked_response,
+    chat_of,
     input_items,
     not_stored,
     response_body,
-    unstored_response,
 )
 from muxcluster.http.apis.responses.keeping import (
     Keeping,
@@ -55,7 +55,7 @@ def response_routes(
     @router.post(RESPONSES, response_model=None, openapi_extra=documented(ResponsesBody))
     async def responses(request: Request) -> Response:
         if store is None:
-            return await answer(request, service, partial(unstored_response, lenient=lenient))
+            return await answer(request, service, partial(asked_response, lenient=lenient))
         reader = _Reader(store, background, request.state.owner, lenient=lenient)
         return await answer_after(request, service, reader.read)
 
@@ -85,7 +85,7 @@ class _Reader:
         before: Sequence[Json] = ()
         if body.previous_response_id is not None:
             before = await items_before(self._store, self._owner, body.previous_response_id)
-        asked = asked_response(body, before)
+        asked = chat_of(body, before)
         if body.store is False:
             return asked
         keeping = Keeping(self._store, self._owner, body, input_items(body))
