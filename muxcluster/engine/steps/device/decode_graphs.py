@@ -271,7 +271,8 @@ class DecodeGraphs:
         logger.error("%s decodes %d rows without a CUDA graph: %s", name, kind.size, error)
         if self._gives_up(kind):
             self._give_up(kind)
-            logger.error("%s: no more CUDA graphs after %d failures", name, MOST_FAILURES)
+            whose = f"{name} with adapters" if kind.is_adapted else name
+            logger.error("%s: no more CUDA graphs after %d failures", whose, MOST_FAILURES)
 
     def _plain_step(self, kind: _Kind) -> Step:
         step = self._step_of(kind)
