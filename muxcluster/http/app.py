@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -48,14 +49,24 @@ CLIENT_CLOSED = 499
 MODELS_PERIOD_S = 0.25  # how soon after its directory a new model's tokenizer is read
 
 
+@dataclass(frozen=True, slots=True)
+class AppParts:
+    """What some routes need, and refuse by name where it is absent."""
+
+    adapters: AdapterControl | None = None  # loads and unloads them
+    responses: ResponseStore | None = None  # keeps those of `/v1/responses`
+
+
+_NO_PARTS = AppParts()
+
+
 def create_app(
     backend: Backend,
     settings: ApiSettings | None = None,
     batch_service: BatchService | None = None,
     cluster: Cluster | None = None,
     key_service: KeyService | None = None,
-    adapters: AdapterControl | None = None,
-    responses: ResponseStore | None = None,
+    parts: AppParts = _NO_PARTS,
 ) -> FastAPI:
     """Return the OpenAI application over `backend`.
 
@@ -63,8 +74,7 @@ def create_app(
     listener refuses before they get here. batch_service: started and closed with the application;
     None: no routes of files and batches. cluster: of units in other processes, for the live view.
     key_service: knows the keys of tenants and counts their use; None: only the keys of `settings`
-    are valid, and nothing is counted. adapters: loads and unloads them; None: nobody does. responses: keeps
-    those of `/v1/responses`; None: none is kept.
+    are valid, and nothing is counted. parts: what else the routes need.
 
     Raises LoadError naming the file if a model's tokenizer or template cannot be read.
     """
@@ -105,11 +115,12 @@ def create_app(
     app.state.on_refused_head = metrics.refused_head
     for routes in (generation_routes, embedding_routes, message_routes):
         app.include_router(routes(service, lenient=settings.lenient))
-    app.include_router(response_routes(service, responses, background, lenient=settings.lenient))
+    store = parts.responses
+    app.include_router(response_routes(service, store, background, lenient=settings.lenient))
     app.include_router(model_routes(texts, settings))
     app.include_router(status_routes(backend, texts, metrics, keys, conditions))
     app.include_router(weight_routes(backend, settings))
-    app.include_router(adapter_routes(adapters, texts, settings))
+    app.include_router(adapter_routes(parts.adapters, texts, settings))
     app.include_router(live_routes(view, metrics.recent))
     if key_service is not None:
         app.include_router(usage_routes(key_service))

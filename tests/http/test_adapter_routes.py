@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from muxcluster.core.errors import InvalidValue, ModelNotFound
 from muxcluster.core.inputs.adapter_load import AdapterLoad, LoadedAdapter
 from muxcluster.core.served import ServedModel
-from muxcluster.http.app import create_app
+from muxcluster.http.app import AppParts, create_app
 from muxcluster.http.settings import ApiSettings
 from tests.http.fakes import FakeBackend
 
@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def http(backend: FakeBackend, control: FakeControl, folder: Path) -> Iterator[TestClient]:
     settings = ApiSettings(api_key="client", admin_key="admin", adapter_folders=(str(folder),))
-    with TestClient(create_app(backend, settings, adapters=control)) as client:
+    with TestClient(create_app(backend, settings, parts=AppParts(adapters=control))) as client:
         client.headers.update(ADMIN)
         yield client
 
@@ -130,7 +130,7 @@ def test_a_wrong_body_names_the_field(http, body: dict[str, object], param: str)
 
 def test_without_folders_none_may_be_loaded(backend, control) -> None:
     settings = ApiSettings(admin_key="admin")
-    with TestClient(create_app(backend, settings, adapters=control)) as client:
+    with TestClient(create_app(backend, settings, parts=AppParts(adapters=control))) as client:
         body = {"lora_name": "x", "lora_path": "/x"}
         refused = client.post(LOAD, json=body, headers=ADMIN)
     assert refused.status_code == 403

@@ -67,20 +67,9 @@ class LoadedAdapters:
             if refusal is not None:
                 return refusal
             names = [name for name, models in units if base.name in models]
-            if not names:
-                return AdapterRefusal(f"no unit of {base.name} is up", "model_loading")
-            checks = await asyncio.gather(*(_check(name, base.name, asked.path) for name in names))
-            for name, check in zip(names, checks, strict=True):
-                if isinstance(check, AdapterRefusal):
-                    return check
-                if check.problem:
-                    where = f"{name}: " if len(names) > 1 else ""
-                    return AdapterRefusal(f"{where}{check.problem}", param="lora_path")
-            versions = {check.version for check in checks if isinstance(check, AdapterCheck)}
-            if len(versions) > 1:
-                message = f"{asked.path} holds another adapter on some nodes than on others"
-                return AdapterRefusal(message, param="lora_path")
-            loaded = LoadedAdapter(asked.path, versions.pop())
+            loaded = await _checked(names, base.name, asked.path)
+            if isinstance(loaded, AdapterRefusal):
+                return loaded
             served = replace(base, name=asked.name, base=base.name, loaded=loaded)
             others = tuple(each for each in self._all if each.name != asked.name)
             self._keep((*others, served))
@@ -142,6 +131,25 @@ def _base(asked: AdapterLoad, desired: Desired) -> ServedModel | AdapterRefusal:
             message = f"{who} has no models[].adapter_places, which adapters that come later need"
         return AdapterRefusal(message, param="base_model_name")
     return models[asked.base]
+
+
+async def _checked(units: Sequence[str], model: str, path: str) -> LoadedAdapter | AdapterRefusal:
+    """Have all units of a model check the adapter in `path`, which must be the same for each."""
+    if not units:
+        return AdapterRefusal(f"no unit of {model} is up", "model_loading")
+    found = await asyncio.gather(*(_check(unit, model, path) for unit in units))
+    versions = set()
+    for unit, check in zip(units, found, strict=True):
+        if isinstance(check, AdapterRefusal):
+            return check
+        if check.problem:
+            where = f"{unit}: " if len(units) > 1 else ""
+            return AdapterRefusal(f"{where}{check.problem}", param="lora_path")
+        versions.add(check.version)
+    if len(versions) > 1:
+        message = f"{path} holds another adapter on some nodes than on others"
+        return AdapterRefusal(message, param="lora_path")
+    return LoadedAdapter(path, versions.pop())
 
 
 async def _check(unit: str, model: str, path: str) -> AdapterCheck | AdapterRefusal:

@@ -22,7 +22,7 @@ from muxcluster.cluster.ray.privacy import keep_replica_on_loopback
 from muxcluster.cluster.ray.process_logs import log_as
 from muxcluster.core.errors import EngineFailure, NotReady
 from muxcluster.core.inputs.web_url import HttpAddress
-from muxcluster.http.app import create_app
+from muxcluster.http.app import AppParts, create_app
 from muxcluster.http.calls.choice import ChoiceDelta
 from muxcluster.http.metrics import request_log
 from muxcluster.http.server import audit
@@ -84,8 +84,7 @@ class Ingress:
             self._batch_service,
             cluster=self,
             key_service=self._keys,
-            adapters=self._adapters,
-            responses=self._responses,
+            parts=AppParts(self._adapters, self._responses),
         )
         app.add_api_route("/status", self.status, methods=["GET"])
         app.add_api_route("/timeline", self.timeline, methods=["GET"])

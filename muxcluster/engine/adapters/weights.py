@@ -80,8 +80,8 @@ def read_adapters(
     if not spec.adapter_places:
         return ModelAdapters(names, found)
     like = torch.empty(0, dtype=dtype, device=device)
-    for name, *sizes in placed_linears(model):
-        mine = rank_sizes(cuts.get(f"{name}.weight"), *sizes)
+    for name, num_inputs, num_outputs in placed_linears(model):
+        mine = rank_sizes(cuts.get(f"{name}.weight"), num_inputs, num_outputs)
         found[name] = with_places(found.get(name), spec, mine, like)
     return ModelAdapters(names, found, AdapterPlaces(spec, len(names), dtype, cuts))
 

@@ -12,7 +12,7 @@ import pytest
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.request import ServiceClass
 from muxcluster.http.apis.responses.store import LocalResponseStore
-from muxcluster.http.app import create_app
+from muxcluster.http.app import AppParts, create_app
 from muxcluster.http.settings import ApiSettings, StoreSettings
 from tests.http.apis.calling import CALL, SCHEMA
 from tests.http.fakes import running_server, wait_until
@@ -44,7 +44,7 @@ def kept(directory: Path, tmp_path: Path) -> Iterator[Kept]:
     model = ScriptedModel(directory)
     settings = ApiSettings(api_key="mine", more_keys=("yours",))
     store = LocalResponseStore(StoreSettings(str(tmp_path / "kept"), 30, 2**30))
-    app = create_app(model.backend, settings, responses=store)
+    app = create_app(model.backend, settings, parts=AppParts(responses=store))
     with (
         running_server(app) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="mine", max_retries=0) as mine,
@@ -194,14 +194,14 @@ def test_a_server_that_ends_leaves_failed_ones(directory: Path, tmp_path: Path) 
     model.backend.most_deltas = 1
     settings = StoreSettings(str(tmp_path / "kept"), 30, 2**30)
     store = LocalResponseStore(settings)
-    app = create_app(model.backend, ApiSettings(), responses=store)
+    app = create_app(model.backend, ApiSettings(), parts=AppParts(responses=store))
     with (
         running_server(app) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         made = client.responses.create(model="tiny", input="Hi", background=True)
         wait_until(lambda: bool(model.backend.requests))
-    again = create_app(model.backend, ApiSettings(), responses=LocalResponseStore(settings))
+    again = create_app(model.backend, ApiSettings(), parts=AppParts(responses=LocalResponseStore(settings)))
     with (
         running_server(again) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,

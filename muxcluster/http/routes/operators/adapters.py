@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from muxcluster.core.errors import InvalidValue, NotReady, PermissionDenied, RequestTimeout
+from muxcluster.core.errors import InvalidValue, PermissionDenied, RequestTimeout
 from muxcluster.core.inputs.adapter_load import AdapterLoad
 from muxcluster.core.served import ServedModel
 from muxcluster.http.calls.model_text import ModelTexts
@@ -46,7 +46,7 @@ def adapter_routes(
 
     def controlled() -> AdapterControl:
         if control is None:
-            raise NotReady("adapters come and go on servers of `muxcluster serve` and `up` alone")
+            raise InvalidValue("adapters come and go on servers of `muxcluster serve` and `up` alone")
         return control
 
     @router.post(
