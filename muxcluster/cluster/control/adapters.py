@@ -116,19 +116,18 @@ def _base(asked: AdapterLoad, desired: Desired) -> ServedModel | AdapterRefusal:
     """Return the model that the adapter is for."""
     models = {model.name: model for model in desired.models if not model.base}
     bases = sorted(bases_of(desired) & models.keys())
-    if asked.base is None and len(bases) == 1:
-        return models[bases[0]]
-    if asked.base is None and bases:
-        message = f"which of {', '.join(bases)} is it for? Say it in base_model_name"
+    if asked.base is None:
+        if len(bases) == 1:
+            return models[bases[0]]
+        message = "no model has places for adapters: set models[].adapter_places"
+        if bases:
+            message = f"for which of {', '.join(bases)}? Say it in base_model_name"
         return AdapterRefusal(message, param="base_model_name")
-    if asked.base is not None and asked.base not in models:
+    if asked.base not in models:
         message = f"model {asked.base} is not served here"
         return AdapterRefusal(message, "model_not_found", "base_model_name")
-    if asked.base is None or asked.base not in bases:
-        who = "no model here" if asked.base is None else asked.base
-        message = f"{who} has models[].adapter_places, which adapters that come later need"
-        if asked.base is not None:
-            message = f"{who} has no models[].adapter_places, which adapters that come later need"
+    if asked.base not in bases:
+        message = f"{asked.base} has no places for adapters: set its adapter_places"
         return AdapterRefusal(message, param="base_model_name")
     return models[asked.base]
 
