@@ -80,7 +80,7 @@ class ModelSpec:
     pooling: str = "lasttoken"
     # Models that requests may ask for in its place: its own weights, and what each of these adds
     adapters: tuple[AdapterSpec, ...] = ()
-    # adapter_places, adapter_rank: how many other adapters may be in its running rows at a time, and
+    # adapter_places, adapter_rank: how many other adapters its running rows may have at a time, and
     # their highest rank
     adapter_places: int = 0
     adapter_rank: int = 0

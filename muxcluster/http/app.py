@@ -113,20 +113,23 @@ def create_app(
     app = DocumentedApp(title="muxcluster", version=__version__, lifespan=lifespan)
     app.state.service = service
     app.state.on_refused_head = metrics.refused_head
-    for routes in (generation_routes, embedding_routes, message_routes):
-        app.include_router(routes(service, lenient=settings.lenient))
-    store = parts.responses
-    app.include_router(response_routes(service, store, background, lenient=settings.lenient))
-    app.include_router(model_routes(texts, settings))
-    app.include_router(status_routes(backend, texts, metrics, keys, conditions))
-    app.include_router(weight_routes(backend, settings))
-    app.include_router(adapter_routes(parts.adapters, texts, settings))
-    app.include_router(live_routes(view, metrics.recent))
+    lenient = settings.lenient
+    thin = (generation_routes, embedding_routes, message_routes)
+    routers = [
+        *(routes(service, lenient=lenient) for routes in thin),
+        response_routes(service, parts.responses, background, lenient=lenient),
+        model_routes(texts, settings),
+        status_routes(backend, texts, metrics, keys, conditions),
+        weight_routes(backend, settings),
+        adapter_routes(parts.adapters, texts, settings),
+        live_routes(view, metrics.recent),
+    ]
     if key_service is not None:
-        app.include_router(usage_routes(key_service))
+        routers.append(usage_routes(key_service))
     if batch_service is not None:
-        app.include_router(file_routes(batch_service))
-        app.include_router(batch_routes(batch_service))
+        routers += [file_routes(batch_service), batch_routes(batch_service)]
+    for router in routers:
+        app.include_router(router)
     app.add_middleware(Edge, settings=settings, metrics=metrics, keys=keys)
     _add_error_answers(app)
     return app

@@ -315,7 +315,8 @@ class DetokenizeBody(BaseModel):
 class LoadAdapterBody(BaseModel):
     """POST /v1/load_lora_adapter, as vLLM has it, for admin keys.
 
-    base_model_name: by default the only model with places. load_inplace: one of that name gives way.
+    base_model_name: by default the only model with places. load_inplace: an adapter of that name
+    gives way.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore")

@@ -33,7 +33,7 @@ MODEL, EMBEDDER = "tiny", "embedder"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a judge found. checks: by name, with the error or nothing. problem: why it did not run."""
+    """What a judge found. checks: by name, with the error or nothing. problem: it did not run."""
 
     judge: str
     version: str = ""

@@ -1,4 +1,4 @@
-"""Places of adapters that come while a model runs: no two adapters share one, and nobody starves."""
+"""Places of adapters that come while a model runs: no two share one, and nobody starves."""
 
 import random
 from collections import defaultdict

@@ -49,7 +49,9 @@ def http_page() -> str:
     # routes are read, none is called: no more of these parts is needed
     backend: Any = _NoModels()
     nothing: Any = object()
-    app = create_app(backend, batch_service=nothing, key_service=nothing, parts=AppParts(responses=nothing))
+    app = create_app(
+        backend, batch_service=nothing, key_service=nothing, parts=AppParts(responses=nothing)
+    )
     routes = sorted(
         (route.path, sorted(route.methods)[0])
         for route in _all_routes(app.routes)

@@ -52,8 +52,7 @@ class ResponseStoreClient:
     """A `ResponseStore` whose answers come from the cluster's one actor."""
 
     def __init__(self, settings: StoreSettings) -> None:
-        """settings: of the actor; one with others is replaced when it is found for the first time.
-        """
+        """settings: of the actor; one with others is replaced when it is found first."""
         self._settings = settings
         self._host: Any = None
         self._may_replace = True

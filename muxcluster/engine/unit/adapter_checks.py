@@ -35,7 +35,9 @@ def check_adapter(spec: ModelSpec, path: str) -> AdapterCheck:
         placed = {name for name, *_ in placed_linears(model)}
         for each in files.modules:
             if each.module not in placed:
-                message = f"tensor {each.down}: adapters that come later cannot change {each.module}"
+                message = (
+                    f"tensor {each.down}: adapters that come later cannot change {each.module}"
+                )
                 raise LoadError(files.weights, message)
         read_pairs(files, DTYPES[spec.dtype], {})
         return AdapterCheck(version=_digest(files.directory / CONFIG, files.weights))

@@ -201,7 +201,9 @@ def test_a_server_that_ends_leaves_failed_ones(directory: Path, tmp_path: Path) 
     ):
         made = client.responses.create(model="tiny", input="Hi", background=True)
         wait_until(lambda: bool(model.backend.requests))
-    again = create_app(model.backend, ApiSettings(), parts=AppParts(responses=LocalResponseStore(settings)))
+    again = create_app(
+        model.backend, ApiSettings(), parts=AppParts(responses=LocalResponseStore(settings))
+    )
     with (
         running_server(again) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,

@@ -53,9 +53,7 @@ def completion():
 
 def embeddings():
     # its own splitting by length asks the network for OpenAI's tokenizers
-    model = OpenAIEmbeddings(
-        **{**OURS, "model": EMBEDDER}, check_embedding_ctx_length=False
-    )
+    model = OpenAIEmbeddings(**{**OURS, "model": EMBEDDER}, check_embedding_ctx_length=False)
     assert len(model.embed_documents(["one", "two"])) == 2
 
 

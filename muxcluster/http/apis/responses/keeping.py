@@ -15,6 +15,7 @@ from muxcluster.http.apis.responses.body import ResponsesBody
 from muxcluster.http.apis.responses.store import ResponseStore, StoredResponse
 from muxcluster.http.calls.call import Call
 
+_MOST_ITEMS = 100  # of a page
 _LOST_AFTER_S = 60  # after the time limit of one that is made in the background
 _LOST = {
     "code": "server_error",
@@ -98,3 +99,25 @@ def shown_items(stored: StoredResponse) -> list[Json]:
     items: list[Json] = json.loads(stored.input)
     start = stored.response_id.removeprefix("resp_")
     return [{"id": f"item_{start}_{i}", **item} for i, item in enumerate(items)]
+
+
+def page_of(items: Sequence[Json], limit: int, after: str | None) -> Json:
+    """Return a list of up to `limit` items behind the one with the id `after`.
+
+    Raises InvalidValue for an unknown id, or a limit that is not 1 to 100.
+    """
+    if not 1 <= limit <= _MOST_ITEMS:
+        raise InvalidValue(f"limit must be 1 to {_MOST_ITEMS}", "limit")
+    if after is not None:
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise InvalidValue(f"after: no item {after:.80}", "after")
+        items = items[ids.index(after) + 1 :]
+    page = items[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(items) > len(page),
+    }

@@ -46,7 +46,9 @@ def adapter_routes(
 
     def controlled() -> AdapterControl:
         if control is None:
-            raise InvalidValue("adapters come and go on servers of `muxcluster serve` and `up` alone")
+            raise InvalidValue(
+                "adapters come and go on servers of `muxcluster serve` and `up` alone"
+            )
         return control
 
     @router.post(
@@ -97,7 +99,10 @@ def _served(texts: ModelTexts, name: str) -> ServedModel | None:
 
 
 async def _followed(is_done: Callable[[], bool]) -> None:
-    """Wait until this server does what all will do. Raises RequestTimeout; it comes all the same."""
+    """Wait until this server does what all will do.
+
+    Raises RequestTimeout where that takes too long; it comes all the same.
+    """
     try:
         async with asyncio.timeout(FOLLOWED_S):
             while not is_done():

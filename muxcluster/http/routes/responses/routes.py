@@ -26,6 +26,7 @@ from muxcluster.http.apis.responses.keeping import (
     Keeping,
     items_before,
     not_found,
+    page_of,
     shown,
     shown_items,
 )
@@ -123,18 +124,12 @@ def _add_unstored(router: APIRouter) -> None:
 def _add_stored(router: APIRouter, store: ResponseStore) -> None:
     """Add the routes of kept responses; those of other keys seem not to exist."""
 
-    async def found(request: Request, response_id: str) -> StoredResponse:
-        stored = await store.find(request.state.owner, response_id)
-        if stored is None:
-            raise not_found(response_id)
-        return stored
-
     @router.get(ONE, response_model=None)
     async def retrieve(request: Request, response_id: str, stream: bool = False) -> Response:
         """Return a kept response."""
         if stream:
             raise UnsupportedParameter("a kept response cannot be streamed", "stream")
-        return json_response(shown(await found(request, response_id)))
+        return json_response(shown(await _found(store, request, response_id)))
 
     @router.delete(ONE, response_model=None)
     async def delete(request: Request, response_id: str) -> Response:
@@ -147,16 +142,7 @@ def _add_stored(router: APIRouter, store: ResponseStore) -> None:
     async def cancel(request: Request, response_id: str) -> Response:
         """Give up a response that is being made in the background."""
         await request.body()
-        stored = await found(request, response_id)
-        response = shown(stored)
-        if not response["background"]:
-            message = "only a response that is made in the background can be cancelled"
-            raise InvalidValue(message, "response_id")
-        cancelled = {**response, "status": CANCELLED}
-        ended = msgspec.json.encode(cancelled)
-        if stored.is_open and await store.end(stored.owner, response_id, ended):
-            return json_response(cancelled)
-        return json_response(shown(await found(request, response_id)))
+        return json_response(await _cancelled(store, request, response_id))
 
     @router.get(f"{ONE}/input_items", response_model=None)
     async def listed(
@@ -167,23 +153,29 @@ def _add_stored(router: APIRouter, store: ResponseStore) -> None:
         after: str | None = None,
     ) -> Response:
         """List the items of a kept response's own input."""
-        if not 1 <= limit <= 100:
-            raise InvalidValue("limit must be 1 to 100", "limit")
-        items = shown_items(await found(request, response_id))
+        items = shown_items(await _found(store, request, response_id))
         if order == "desc":
             items.reverse()
-        if after is not None:
-            ids = [item["id"] for item in items]
-            if after not in ids:
-                raise InvalidValue(f"after: no item {after:.80}", "after")
-            items = items[ids.index(after) + 1 :]
-        page = items[:limit]
-        return json_response(
-            {
-                "object": "list",
-                "data": page,
-                "first_id": page[0]["id"] if page else None,
-                "last_id": page[-1]["id"] if page else None,
-                "has_more": len(items) > len(page),
-            }
-        )
+        return json_response(page_of(items, limit, after))
+
+
+async def _found(store: ResponseStore, request: Request, response_id: str) -> StoredResponse:
+    """Return a response of the request's key. Raises NotFound."""
+    stored = await store.find(request.state.owner, response_id)
+    if stored is None:
+        raise not_found(response_id)
+    return stored
+
+
+async def _cancelled(store: ResponseStore, request: Request, response_id: str) -> Json:
+    """Cancel a response, unless it has ended; return it as it is then. Raises RequestError."""
+    stored = await _found(store, request, response_id)
+    response = shown(stored)
+    if not response["background"]:
+        message = "only a response that is made in the background can be cancelled"
+        raise InvalidValue(message, "response_id")
+    cancelled = {**response, "status": CANCELLED}
+    ended = msgspec.json.encode(cancelled)
+    if stored.is_open and await store.end(stored.owner, response_id, ended):
+        return cancelled
+    return shown(await _found(store, request, response_id))
