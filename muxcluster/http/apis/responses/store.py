@@ -250,5 +250,7 @@ class LocalResponseStore:
 
 
 def _stored(row: Sequence[Any]) -> StoredResponse:
-    *fields, is_open, given, response = row
-    return StoredResponse(*fields, bool(is_open), given, response)
+    response_id, owner, created_s, deadline_s, previous, is_open, given, response = row
+    return StoredResponse(
+        response_id, owner, created_s, deadline_s, previous, bool(is_open), given, response
+    )
