@@ -9,7 +9,6 @@ from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import AdapterSpec
 from muxcluster.engine.adapters import linear
 from muxcluster.engine.steps.device.captures import Step
-from muxcluster.kernels.products.low_rank_update import low_rank_update
 from tests.adapters import LLAMA, merged, write_adapter
 from tests.engine.conftest import ModelBuilder
 from tests.engine.driver import drivers, ragged, unit_of
@@ -107,15 +106,15 @@ def test_failed_captures_of_adapted_steps_stop_no_others(
 def test_the_warm_up_computes_with_adapters_too(
     tiny: ModelBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = tiny("llama")
+    base, tape = tiny("llama"), TapeCapture(monkeypatch)
     sizes: list[int] = []
+    update = linear.low_rank_update  # the tape's
 
     def counted(outputs: Tensor, *others: object) -> None:
         sizes.append(len(outputs))
-        low_rank_update(outputs, *others)
+        update(outputs, *others)
 
     monkeypatch.setattr(linear, "low_rank_update", counted)
-    tape = TapeCapture(monkeypatch)
     (driver,) = drivers(unit_of(base, adapters=one_adapter(base, tmp_path)), tape)
     sizes.clear()
     driver.runner.warm_up(0)
