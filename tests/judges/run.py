@@ -1,7 +1,7 @@
 """Run the judges: `python -m tests.judges.run [NAME ...]`, or `make test-judges`.
 
 Each judge gets an environment of its own in `--folder`, where it is kept for the next time: pip or
-npm must reach a registry. One server of `muxcluster serve` with tiny random models answers all. A
+npm must reach a registry. One HTTP server over a real unit with tiny random models answers all. A
 judge that cannot be installed is named and counts as no failure; a check that fails makes the exit
 code 1.
 """
@@ -21,7 +21,8 @@ from pathlib import Path
 import yaml
 
 from muxcluster.demo.models import build_model
-from tests.cluster.conftest import ServerProcess
+from muxcluster.http.settings import ApiSettings, StoreSettings
+from tests.http.live_server import live_server
 from tests.http.tool_models import tool_model
 from tests.judges.judges import JUDGES, Judge
 from tests.models import as_embedder
@@ -43,21 +44,17 @@ class Verdict:
 
 @contextmanager
 def server() -> Iterator[tuple[str, Path]]:
-    """A real server; yields its URL and the directory of its model."""
+    """A server without Ray; yields its URL and the directory of its model."""
     with tempfile.TemporaryDirectory(prefix="judges-") as name:
         folder = Path(name)
         content = yaml.safe_load(tool_model(folder).read_text())
         as_embedder(build_model(folder / EMBEDDER, "qwen3", seed=1))
         content["models"].append({"name": EMBEDDER, "path": EMBEDDER, "max_model_len": 512})
-        content["server"] = {"store": {"directory": "responses"}, "port": 0}
-        content["batch"] = {"directory": "batches"}
-        file = folder / "muxcluster.yaml"
+        file = folder / "judges.yaml"
         file.write_text(yaml.safe_dump(content))
-        process = ServerProcess("serve", str(file), "--port", "0")
-        try:
-            yield process.url(), folder / MODEL
-        finally:
-            process.stop()
+        settings = ApiSettings(store=StoreSettings(str(folder / "responses"), 30, 2**30))
+        with live_server(file, settings) as url:
+            yield url, folder / MODEL
 
 
 def installed(judge: Judge, folder: Path) -> tuple[Sequence[str], str]:
