@@ -16,7 +16,7 @@ LEASE_TESTS := tests/engine/forward tests/engine/load tests/engine/decoders test
 	tests/engine/memory/test_arena.py \
 	$(patsubst %,tests/engine/gpu/test_%.py,capture_lint device driver green kernel_warm_up step_memory)
 
-.PHONY: install demo test test-kernels test-blocks test-slow test-cluster test-lease-versions check lint docs docs-generated constraints clean
+.PHONY: install demo test test-kernels test-blocks test-slow test-cluster test-judges test-lease-versions check lint docs docs-generated constraints clean
 
 install: $(STAMP)
 
@@ -64,6 +64,10 @@ test-blocks: install
 # where one is missing.
 test-cluster: install
 	$(BIN)/python -m pytest -m hosts tests/cluster_hosts $(ARGS)
+
+# Other people's clients, each in an environment of its own in .judges: needs a registry.
+test-judges: install
+	$(BIN)/python -m tests.judges.run $(ARGS)
 
 $(LEASE_STAMP): pyproject.toml
 	test -x $(LEASE_BIN)/python || $(PYTHON) -m venv $(LEASE_VENV)

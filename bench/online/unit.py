@@ -72,7 +72,10 @@ class ClosedLoop:
             temperature=0.0, ignore_eos=True, max_tokens=self._case["num_tokens"]
         )
         prompt = np.array(self._case["prompts"][number], dtype=np.int32)
-        unit.submit(Request(f"{self._name}-{number}", self._case["model"], prompt, sampling))
+        adapters = self._case.get("adapters")  # one a request; none at all where it is absent
+        adapter = adapters[number] if adapters else ""
+        request_id = f"{self._name}-{number}"
+        unit.submit(Request(request_id, self._case["model"], prompt, sampling, adapter=adapter))
 
 
 def warm_up(case: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,6 +89,20 @@ class Config:
         return (self.file.parent / Path(self.server.usage_directory).expanduser()).resolve()
 
     @property
+    def store_directory(self) -> Path | None:
+        """Absolute path, as `batch_directory`; None without a store."""
+        store = self.server.store
+        return None if store is None else self._from_file(store.directory)
+
+    @property
+    def adapter_folders(self) -> tuple[str, ...]:
+        """Absolute paths, as `batch_directory`."""
+        return tuple(str(self._from_file(each)) for each in self.server.adapter_folders)
+
+    def _from_file(self, path: str) -> Path:
+        return (self.file.parent / Path(path).expanduser()).resolve()
+
+    @property
     def keys_file(self) -> Path | None:
         """Absolute path of the tenants' keys; None without such a file.
 
@@ -232,12 +246,13 @@ def _adapters(
 
     Raises LoadError naming the file at fault.
     """
-    if not section.adapters:
+    key = "adapters" if section.adapters else "adapter_places"
+    if not section.adapters and section.adapter_places is None:
         return ()
     if facts.embedding is not None or facts.scoring is not None:
-        raise source.error((*at, "adapters"), "a model of embeddings or scores has no adapters")
+        raise source.error((*at, key), "a model of embeddings or scores has no adapters")
     if facts.is_dense or section.backend == "dense":
-        raise source.error((*at, "adapters"), "a model on the dense backend has no adapters")
+        raise source.error((*at, key), "a model on the dense backend has no adapters")
     paths = [
         _adapter(each, (*at, "adapters", place, "path"), source)
         for place, each in enumerate(section.adapters)

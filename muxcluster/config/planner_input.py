@@ -160,8 +160,23 @@ def _demand(model: ConfiguredModel, dtype: str) -> Demand:
         backlog=_backlog(section, part),
         is_rounded=model.facts.is_rounded,
         constrained_share=section.constrained_share,
-        adapter_bytes=ITEMSIZE[dtype] * sum(each.files.num_elements for each in model.adapters),
+        adapter_bytes=ITEMSIZE[dtype] * _adapter_elements(model),
     )
+
+
+def _adapter_elements(model: ConfiguredModel) -> int:
+    """Return the numbers of its adapters, and of its places for others as far as that is known.
+
+    A place is counted as if each layer had the seven linears of Llama's kind.
+    """
+    found = sum(each.files.num_elements for each in model.adapters)
+    places, shape = model.section.adapter_places, model.facts.shape
+    if places is None:
+        return found
+    heads = (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+    attention = 4 * shape.hidden_size + 2 * heads
+    mlp = 3 * (shape.hidden_size + shape.intermediate_size)
+    return found + places.count * places.rank * shape.num_layers * (attention + mlp)
 
 
 def _backlog(section: ModelSection, part: float) -> Backlog | None:

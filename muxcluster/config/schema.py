@@ -103,6 +103,16 @@ class AdapterSection(Section):
     """Directory with adapter_config.json and adapter_model.safetensors, relative to the file."""
 
 
+class AdapterPlacesSection(Section):
+    """Room for LoRA adapters that are loaded while the model is served."""
+
+    count: Annotated[int, Field(ge=1, le=512)]
+    """How many of them may be in running requests at a time; requests of more wait. Any number may
+    be loaded."""
+    rank: Annotated[int, Field(ge=1, le=512)] = 16
+    """Their highest rank; memory is kept for `count` adapters of this rank of all linears."""
+
+
 class ModelSection(Section):
     """One model."""
 
@@ -187,6 +197,9 @@ class ModelSection(Section):
     adapters: list[AdapterSection] = []
     """LoRA adapters of this model, each served as a model of its own, in the same jobs and the same
     KV pool."""
+    adapter_places: AdapterPlacesSection | None = None
+    """Lets LoRA adapters come and go while the model is served (`/v1/load_lora_adapter`, with
+    `server.adapter_folders`). By default none may come."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> "ModelSection":
@@ -382,10 +395,21 @@ class AdminSection(Section):
 
     host: str = "127.0.0.1"
     """Address to listen on. The routes are `/sleep`, `/wake_up`, `/is_sleeping`, `/pin`, `/unpin`,
-    `/usage`, `/v1/cluster/…`, `/dashboard`, `/metrics`, `/status`, `/timeline` and `/load`; they
-    ask for the same keys as without it."""
+    `/v1/load_lora_adapter`, `/v1/unload_lora_adapter`, `/usage`, `/v1/cluster/…`, `/dashboard`,
+    `/metrics`, `/status`, `/timeline` and `/load`; they ask for the same keys as without it."""
     port: Annotated[int, Field(ge=1, le=65535)]
     """Port to listen on."""
+
+
+class StoreSection(Section):
+    """Responses of `/v1/responses` that are kept for their clients."""
+
+    directory: PathText = "muxcluster-responses"
+    """Where they are, on the head's node; relative paths start from the file's own directory."""
+    days: Annotated[int, Field(ge=1, le=3650)] = 30
+    """How long each is kept."""
+    max_key_bytes: Annotated[int, Field(ge=1, le=2**50)] = 2**30
+    """Bytes that the responses of one key may hold together; beyond them its oldest are deleted."""
 
 
 class ServerSection(Section):
@@ -405,7 +429,11 @@ class ServerSection(Section):
     """Further keys with equal rights; files and batches belong to the key that made them."""
     admin_key: Key | None = None
     """Bearer token that may park, wake and pin models (`/sleep`, `/wake_up`, `/pin`, `/unpin`,
-    `/is_sleeping`), and all that the others may. Without it nobody may."""
+    `/is_sleeping`), load and unload adapters (`adapter_folders`), and all that the others may.
+    Without it nobody may."""
+    adapter_folders: list[PathText] = []
+    """Folders below which `/v1/load_lora_adapter` may find adapters, on every node; relative paths
+    start from the file's own directory. By default none may be loaded."""
     keys: Keys | None = None
     """Keys of tenants, with limits. A change is applied by the next `up` or start."""
     keys_file: PathText | None = None
@@ -447,6 +475,9 @@ class ServerSection(Section):
     default these lines are in the log."""
     log_format: Literal["text", "json"] = "text"
     """Lines of `serve` on standard error, of all its processes: text, or a JSON object each."""
+    store: StoreSection | None = None
+    """Keeps responses of `/v1/responses` unless a request says `store: false`, so that they can be
+    read, deleted, gone on with and made in the background. By default none is kept."""
     lenient: bool = False
     """Unknown request fields are dropped, not answered with 400."""
     ingresses: Literal["every-node", "head"] = "every-node"

@@ -137,7 +137,7 @@ def _served(config: Config, spec: ModelSpec, model: ConfiguredModel, dtype: str)
         spec = replace(spec, embedding_size=embedding.size, pooling=embedding.pooling)
     if model.facts.scoring is not None:
         spec = replace(spec, embedding_size=1, pooling="score")
-    is_encoder = model.facts.is_encoder
+    is_encoder, places = model.facts.is_encoder, section.adapter_places
     return replace(
         spec,
         path=_path(config, model),
@@ -155,6 +155,8 @@ def _served(config: Config, spec: ModelSpec, model: ConfiguredModel, dtype: str)
             )
             for each in model.adapters
         ),
+        adapter_places=0 if places is None else places.count,
+        adapter_rank=0 if places is None else places.rank,
     )
 
 

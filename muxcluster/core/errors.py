@@ -20,7 +20,7 @@ MuxClusterError
 │   └── NotReady                model_loading, server_shutting_down, replica_lost,
 │                               no_capacity, controller_lost, batches_lost,
 │                               model_parked, model_held, keys_unknown,
-│                               keys_lost, stalled
+│                               keys_lost, stalled, responses_lost
 ├── ConfigError             a file the user wrote is wrong; names file and key
 ├── LoadError               a model directory cannot be loaded; names the file
 ├── InfeasiblePlan          the models do not fit the cluster; names model and gigabytes

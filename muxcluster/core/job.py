@@ -97,6 +97,10 @@ class Admission:
     sampling: SamplingParams
     side: Side = Side.LEFT
     adapter: str = ""  # as `Request.adapter`
+    # adapter_path, adapter_place: of an adapter that came while the unit ran: as `Request`, and
+    # which of `ModelSpec.adapter_places` it has for as long as the row has this sequence
+    adapter_path: str = ""
+    adapter_place: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

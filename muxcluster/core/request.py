@@ -51,6 +51,8 @@ class Request:
     line: LinePlace | None = None
     tenant: str = ""  # whose it is; tenants that wait for a model get equal turns
     adapter: str = ""  # of `ModelSpec.adapters`, by name; empty: the model itself
+    # Directory of an adapter that is not of `ModelSpec.adapters`: `adapter` is its unit id
+    adapter_path: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

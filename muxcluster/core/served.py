@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from muxcluster.core.inputs.adapter_load import LoadedAdapter
 from muxcluster.core.request import Slo
 
 
@@ -49,11 +50,20 @@ class ServedModel:
     embedding: EmbeddingOutput | None = None
     scoring: ScoreOutput | None = None
     base: str = ""  # of an adapter: the model whose weights it changes; else empty
+    # Of an adapter that was loaded while its base ran; None: the configuration has it
+    loaded: LoadedAdapter | None = None
 
     @property
     def unit_model(self) -> str:
         """Name of the model in units, whose jobs its requests are in."""
         return self.base or self.name
+
+    @property
+    def unit_adapter(self) -> str:
+        """What units call the adapter; empty for a model of its own."""
+        if self.loaded is not None:
+            return self.loaded.unit_id(self.name)
+        return self.name if self.base else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,10 @@ class ModelSpec:
     pooling: str = "lasttoken"
     # Models that requests may ask for in its place: its own weights, and what each of these adds
     adapters: tuple[AdapterSpec, ...] = ()
+    # adapter_places, adapter_rank: how many other adapters its running rows may have at a time, and
+    # their highest rank
+    adapter_places: int = 0
+    adapter_rank: int = 0
 
     @property
     def num_rows(self) -> int:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from muxcluster import __version__
 from muxcluster.batch.service.interface import BatchService
 from muxcluster.core.errors import MuxClusterError
+from muxcluster.http.apis.responses.store import ResponseStore
 from muxcluster.http.calls.model_text import ModelTexts
 from muxcluster.http.errors import HttpError, http_error, status_error
 from muxcluster.http.keys.ring import KeyRing
@@ -30,10 +32,12 @@ from muxcluster.http.routes.generation import generation_routes
 from muxcluster.http.routes.live import live_routes
 from muxcluster.http.routes.messages import message_routes
 from muxcluster.http.routes.models import model_routes
-from muxcluster.http.routes.responses import response_routes
+from muxcluster.http.routes.operators.adapters import AdapterControl, adapter_routes
+from muxcluster.http.routes.operators.weights import weight_routes
+from muxcluster.http.routes.responses.background import Background
+from muxcluster.http.routes.responses.routes import response_routes
 from muxcluster.http.routes.status import status_routes
 from muxcluster.http.routes.usage import usage_routes
-from muxcluster.http.routes.weights import weight_routes
 from muxcluster.http.server.middleware import Edge, error_response
 from muxcluster.http.service import CompletionService
 from muxcluster.http.settings import ApiSettings
@@ -45,12 +49,24 @@ CLIENT_CLOSED = 499
 MODELS_PERIOD_S = 0.25  # how soon after its directory a new model's tokenizer is read
 
 
+@dataclass(frozen=True, slots=True)
+class AppParts:
+    """What some routes need, and refuse by name where it is absent."""
+
+    adapters: AdapterControl | None = None  # loads and unloads them
+    responses: ResponseStore | None = None  # keeps those of `/v1/responses`
+
+
+_NO_PARTS = AppParts()
+
+
 def create_app(
     backend: Backend,
     settings: ApiSettings | None = None,
     batch_service: BatchService | None = None,
     cluster: Cluster | None = None,
     key_service: KeyService | None = None,
+    parts: AppParts = _NO_PARTS,
 ) -> FastAPI:
     """Return the OpenAI application over `backend`.
 
@@ -58,7 +74,7 @@ def create_app(
     listener refuses before they get here. batch_service: started and closed with the application;
     None: no routes of files and batches. cluster: of units in other processes, for the live view.
     key_service: knows the keys of tenants and counts their use; None: only the keys of `settings`
-    are valid, and nothing is counted.
+    are valid, and nothing is counted. parts: what else the routes need.
 
     Raises LoadError naming the file if a model's tokenizer or template cannot be read.
     """
@@ -73,6 +89,7 @@ def create_app(
     view = LiveView(backend, LiveParts(history, metrics.recent, batches, conditions), cluster)
     service = CompletionService(backend, texts, metrics, settings)
     keys = KeyRing(settings, key_service, metrics.key_failed)
+    background = Background(service)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -88,6 +105,7 @@ def create_app(
         for poll in polls:
             poll.cancel()
         await asyncio.gather(*polls, return_exceptions=True)
+        await background.close()
         await keys.close()
         if batch_service is not None:
             await batch_service.close()
@@ -95,17 +113,23 @@ def create_app(
     app = DocumentedApp(title="muxcluster", version=__version__, lifespan=lifespan)
     app.state.service = service
     app.state.on_refused_head = metrics.refused_head
-    for routes in (generation_routes, embedding_routes, message_routes, response_routes):
-        app.include_router(routes(service, lenient=settings.lenient))
-    app.include_router(model_routes(texts, settings))
-    app.include_router(status_routes(backend, texts, metrics, keys, conditions))
-    app.include_router(weight_routes(backend, settings))
-    app.include_router(live_routes(view, metrics.recent))
+    lenient = settings.lenient
+    thin = (generation_routes, embedding_routes, message_routes)
+    routers = [
+        *(routes(service, lenient=lenient) for routes in thin),
+        response_routes(service, parts.responses, background, lenient=lenient),
+        model_routes(texts, settings),
+        status_routes(backend, texts, metrics, keys, conditions),
+        weight_routes(backend, settings),
+        adapter_routes(parts.adapters, texts, settings),
+        live_routes(view, metrics.recent),
+    ]
     if key_service is not None:
-        app.include_router(usage_routes(key_service))
+        routers.append(usage_routes(key_service))
     if batch_service is not None:
-        app.include_router(file_routes(batch_service))
-        app.include_router(batch_routes(batch_service))
+        routers += [file_routes(batch_service), batch_routes(batch_service)]
+    for router in routers:
+        app.include_router(router)
     app.add_middleware(Edge, settings=settings, metrics=metrics, keys=keys)
     _add_error_answers(app)
     return app

@@ -36,12 +36,21 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Where responses of `/v1/responses` are kept, and how many."""
+
+    directory: str  # absolute, on the head's node
+    days: int  # how long each is kept
+    most_key_bytes: int  # of a key; beyond them its oldest give way
+
+
+@dataclass(frozen=True, slots=True)
 class ApiSettings:
     """Settings of the HTTP server that an operator may choose."""
 
     api_key: str | None = None  # bearer token of every route but the health routes; None: open
     more_keys: tuple[str, ...] = ()  # also valid; files and batches belong to the key used
-    admin_key: str | None = None  # valid too, and alone may move weights; None: nobody may
+    admin_key: str | None = None  # valid too, and alone does what operators do; None: nobody may
     keys: KeySettings | None = None  # of tenants, with limits; valid too
     max_body_bytes: int = 32 * 2**20
     header_timeout_s: float = 10.0  # longest time for a client to send a request's head
@@ -54,6 +63,8 @@ class ApiSettings:
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     tls: TlsFiles | None = None  # None: plain HTTP
     admin: HttpAddress | None = None  # where operators' routes are; None: at the port of all others
+    adapter_folders: tuple[str, ...] = ()  # absolute: adapters below them may be loaded
+    store: StoreSettings | None = None  # of /v1/responses; None: no response is kept
     request_log: str | None = None  # file that gets a line of JSON per request
     audit_log: str | None = None  # file that gets a line of JSON per admin act; None: the log
     stats_period_s: float = 0.25  # how often the metrics read the units' statistics

@@ -138,6 +138,8 @@ class JobBuilder:
             sampling=live.request.sampling,
             side=live.side,
             adapter=live.request.adapter,
+            adapter_path=live.request.adapter_path,
+            adapter_place=model.places.of(row),
         )
 
     def _count_first(self, model: ModelState, row: int) -> None:

@@ -34,6 +34,8 @@ MetadataValue = Annotated[str, Field(max_length=512)]
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 CacheSalt = Annotated[str, Field(max_length=128, pattern=r"^[^@/\\\x00]*$")]
+# As names in the configuration are
+ModelName = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9][\w.:/-]*$")]
 Identifier = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
 
 
@@ -308,6 +310,30 @@ class DetokenizeBody(BaseModel):
 
     model: NonEmpty | None = None
     tokens: Any
+
+
+class LoadAdapterBody(BaseModel):
+    """POST /v1/load_lora_adapter, as vLLM has it, for admin keys.
+
+    base_model_name: by default the only model with places. load_inplace: an adapter of that name
+    gives way.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    lora_name: ModelName
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
+    base_model_name: NonEmpty | None = None
+    load_inplace: bool | None = None
+
+
+class UnloadAdapterBody(BaseModel):
+    """POST /v1/unload_lora_adapter, as vLLM has it, for admin keys; `lora_int_id` says nothing."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    lora_name: NonEmpty
+    lora_int_id: Int64 | None = None
 
 
 class ExpiresAfter(Closed):

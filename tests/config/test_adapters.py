@@ -100,3 +100,37 @@ def test_keys_may_be_limited_to_an_adapter(file: Path) -> None:
     file.write_text(FILE + keys.replace("MODEL", "tow"))
     with pytest.raises(ConfigError, match="no model is called 'tow'.*two"):
         load_config(file)
+
+
+def with_places(file: Path, write: Write, places: str) -> Path:
+    changed = FILE.replace("{name: other, path: tiny}", f"{{name: other, path: tiny, {places}}}")
+    return write(changed)
+
+
+def test_places_are_in_specifications_and_plans(file: Path, write: Write) -> None:
+    without = problem(load_config(file), nodes_of(load_config(file))).demands
+    places = "adapter_places: {count: 3, rank: 4}"
+    config = load_config(with_places(file, write, places))
+    (unit,) = unit_specs(config, plan_for(config))
+    specs = {model.name: model for model in unit.models}
+    assert (specs["other"].adapter_places, specs["other"].adapter_rank) == (3, 4)
+    assert (specs["base"].adapter_places, specs["base"].adapter_rank) == (0, 0)
+    demands = problem(config, nodes_of(config)).demands
+    before = {each.name: each.adapter_bytes for each in without}
+    after = {each.name: each.adapter_bytes for each in demands}
+    shape = {each.name: each.shape for each in demands}["other"]
+    heads = (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+    sums = 4 * shape.hidden_size + 2 * heads + 3 * (shape.hidden_size + shape.intermediate_size)
+    assert after["base"] == before["base"]
+    assert after["other"] - before["other"] == 4 * 3 * 4 * shape.num_layers * sums
+
+
+def test_a_dense_model_has_no_places(file: Path, write: Write) -> None:
+    places = "backend: dense, adapter_places: {count: 1}"
+    with pytest.raises(ConfigError, match=r"models\[1\].adapter_places: a model on the dense"):
+        load_config(with_places(file, write, places))
+
+
+def test_folders_start_from_the_file(file: Path, write: Write) -> None:
+    config = load_config(write(FILE + "server: {adapter_folders: [adapters, /srv/loras]}\n"))
+    assert config.adapter_folders == (str(file.parent / "adapters"), "/srv/loras")

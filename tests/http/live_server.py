@@ -20,7 +20,8 @@ from muxcluster.config.units import served_models, unit_specs
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.demo.models import build_model
 from muxcluster.engine.unit.local import LocalUnitClient
-from muxcluster.http.app import create_app
+from muxcluster.http.apis.responses.store import LocalResponseStore
+from muxcluster.http.app import AppParts, create_app
 from muxcluster.http.batch_lines import LineAnswerer
 from muxcluster.http.calls.model_text import ModelTexts
 from muxcluster.http.metrics.requests import Metrics
@@ -52,7 +53,7 @@ def configured(folder: Path, family: str = "llama", **model: object) -> Path:
 def live_server(
     file: Path, settings: ApiSettings | None = None, change: Change = lambda spec: spec
 ) -> Iterator[str]:
-    """Serve the unit of a configuration, with files and batches; yields the address.
+    """Serve the unit of a configuration, with files, batches and a store; yields the address.
 
     change: what becomes of the unit before it starts.
     """
@@ -89,7 +90,8 @@ async def _serve(
         service = CompletionService(backend, texts, Metrics(), settings)
         lines = LineAnswerer(service, lenient=False)
         batches = LocalBatchService(Path(batch.directory), lines, lambda: names, batch)
-        app = create_app(backend, settings, batches)
+        store = None if settings.store is None else LocalResponseStore(settings.store)
+        app = create_app(backend, settings, batches, parts=AppParts(responses=store))
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
         task = asyncio.create_task(server.serve())
         while not server.started:

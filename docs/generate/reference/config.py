@@ -31,6 +31,7 @@ server: {port: 8000, api_key: secret}
 _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("models[]", schema.ModelSection),
     ("models[].adapters[]", schema.AdapterSection),
+    ("models[].adapter_places", schema.AdapterPlacesSection),
     ("models[].batch", schema.BacklogSection),
     ("models[].slo", schema.SloSection),
     ("cluster", schema.ClusterSection),
@@ -40,6 +41,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("server.tls", schema.TlsSection),
     ("server.admin", schema.AdminSection),
     ("server.keys[]", schema.KeySection),
+    ("server.store", schema.StoreSection),
     ("batch", schema.BatchSection),
 )
 

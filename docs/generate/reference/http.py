@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from docs.generate.markdown import page, table
-from muxcluster.http.app import create_app
+from muxcluster.http.app import AppParts, create_app
 from muxcluster.http.routes.documents import BODIES
 from muxcluster.text.schemas import ChatBody
 from muxcluster.text.validation.fields import HARMLESS, REFUSED
@@ -49,7 +49,9 @@ def http_page() -> str:
     # routes are read, none is called: no more of these parts is needed
     backend: Any = _NoModels()
     nothing: Any = object()
-    app = create_app(backend, batch_service=nothing, key_service=nothing)
+    app = create_app(
+        backend, batch_service=nothing, key_service=nothing, parts=AppParts(responses=nothing)
+    )
     routes = sorted(
         (route.path, sorted(route.methods)[0])
         for route in _all_routes(app.routes)

@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import RayError
 
 from muxcluster.channel.curve import new_keys
+from muxcluster.cluster.control.adapters import LoadedAdapters
 from muxcluster.cluster.control.edge_keeper import EdgeKeeper
 from muxcluster.cluster.control.replanner import Replanner
 from muxcluster.cluster.control.roster import CLOSE_S, Roster
@@ -36,10 +37,12 @@ from muxcluster.cluster.state.reconcile import (
     decide,
     is_converged,
 )
-from muxcluster.cluster.units.actors import BATCHES, KEYS, end_unit, find_actor
+from muxcluster.cluster.units.actors import BATCHES, KEYS, RESPONSES, end_unit, find_actor
 from muxcluster.cluster.units.host import UNIT_CLASS
 from muxcluster.cluster.units.report import ListenSpec
 from muxcluster.core.directory import Directory
+from muxcluster.core.inputs.adapter_load import AdapterLoad, AdapterRefusal
+from muxcluster.core.served import ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +82,7 @@ class Controller:
         )
         self._nodes = NodeWatch(is_local=wiring.socket_dir is not None)
         self._edge = EdgeKeeper()
+        self._adapters = LoadedAdapters()
         # On one machine a unit cannot move.
         self._replanner = Replanner(follows_rates=wiring.socket_dir is None)
         if self._state.desired is not None:
@@ -94,6 +98,7 @@ class Controller:
         if desired is None or not self._is_settled():
             return None
         found = directory_of(self._state, self._roster.watches, self._nodes.reachable)
+        found = replace(found, models=(*found.models, *self._adapters.served(desired)))
         return None if found.version == known_version else found
 
     async def desired(self) -> Desired | None:
@@ -150,6 +155,22 @@ class Controller:
         state = describe(self._nodes.described(), views, self._state.desired)
         return {**state, "ray_address": joinable(ray.get_runtime_context().gcs_address)}
 
+    async def load_adapter(self, asked: AdapterLoad) -> AdapterRefusal | ServedModel:
+        """Serve an adapter from now on; return it as it is served."""
+        desired = self._state.desired
+        if desired is None:
+            return AdapterRefusal("the cluster is starting", "model_loading")
+        observed = self._roster.observed(self._nodes.reachable)
+        units = [(unit.name, unit.models) for unit in observed if unit.serves]
+        return await self._adapters.load(asked, desired, units)
+
+    async def unload_adapter(self, name: str) -> AdapterRefusal | None:
+        """Serve an adapter no longer."""
+        desired = self._state.desired
+        if desired is None:
+            return AdapterRefusal("the cluster is starting", "model_loading")
+        return await self._adapters.unload(name, desired)
+
     async def timeline(self) -> dict[str, list[dict[str, Any]]]:
         """Return the jobs of each unit so far, oldest first (`JobRecord` as JSON values)."""
         names = [watch.record.name for watch in self._roster.watches]
@@ -162,6 +183,7 @@ class Controller:
         self._turns.cancel()
         await end_unit(BATCHES, CLOSE_S)
         await end_unit(KEYS, CLOSE_S)
+        await end_unit(RESPONSES, CLOSE_S)
         await self._roster.stop_all()
         await asyncio.to_thread(clear_state)
 

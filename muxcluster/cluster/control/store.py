@@ -14,10 +14,12 @@ from ray.experimental.internal_kv import (
 
 from muxcluster.cluster.state.desired import State
 from muxcluster.core.errors import EngineFailure
+from muxcluster.core.served import ServedModel
 
 NAMESPACE = b"muxcluster"
 _KEY = b"state"
-_FORM = b"4\n"  # first line of the value: version of its format
+_ADAPTERS = b"adapters"
+_FORM = b"5\n"  # first line of the value: version of its format
 
 
 def read_state() -> State:
@@ -45,3 +47,19 @@ def write_state(state: State) -> None:
 def clear_state() -> None:
     """Delete the stored state."""
     _internal_kv_del(_KEY, namespace=NAMESPACE)
+    _internal_kv_del(_ADAPTERS, namespace=NAMESPACE)
+
+
+def read_adapters() -> tuple[ServedModel, ...]:
+    """Return the stored adapters; none at first. As `read_state`."""
+    value = _internal_kv_get(_ADAPTERS, namespace=NAMESPACE)
+    if value is None or not value.startswith(_FORM):
+        return ()
+    found: tuple[ServedModel, ...] = pickle.loads(value[len(_FORM) :])
+    return found
+
+
+def write_adapters(adapters: tuple[ServedModel, ...]) -> None:
+    """Replace the stored adapters."""
+    value = _FORM + pickle.dumps(adapters)
+    _internal_kv_put(_ADAPTERS, value, overwrite=True, namespace=NAMESPACE)

@@ -10,17 +10,19 @@ from fastapi import FastAPI
 from ray import serve
 
 from muxcluster.cluster.control.controller import Controller
+from muxcluster.cluster.ingress.adapter_client import AdapterClient
 from muxcluster.cluster.ingress.batch_client import BatchServiceClient
 from muxcluster.cluster.ingress.coalesce import coalesce
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
 from muxcluster.cluster.ingress.key_client import KeyServiceClient
+from muxcluster.cluster.ingress.response_store import ResponseStoreClient
 from muxcluster.cluster.ray.application import APP
 from muxcluster.cluster.ray.nodes import HEAD_RESOURCE
 from muxcluster.cluster.ray.privacy import keep_replica_on_loopback
 from muxcluster.cluster.ray.process_logs import log_as
 from muxcluster.core.errors import EngineFailure, NotReady
 from muxcluster.core.inputs.web_url import HttpAddress
-from muxcluster.http.app import create_app
+from muxcluster.http.app import AppParts, create_app
 from muxcluster.http.calls.choice import ChoiceDelta
 from muxcluster.http.metrics import request_log
 from muxcluster.http.server import audit
@@ -57,12 +59,16 @@ class Ingress:
         self._settings = settings
         self._controller = ControllerCalls(controller)
         self._views = ControllerCalls(controller, VIEW_TIMEOUT_S)
+        self._adapters = AdapterClient(controller)
         self._batch_service = (
             None if settings.batch is None else BatchServiceClient(settings, controller)
         )
         self._keys = None
         if settings.keys is not None:
             self._keys = KeyServiceClient(settings.keys, may_replace=True)
+        self._responses = None
+        if settings.store is not None:
+            self._responses = ResponseStoreClient(settings.store)
         self._unit_links = UnitLinks(connect, settings.restart_limit_s)
         self._backend = ClusterBackend(self._unit_links, settings.restart_limit_s)
         self._service: CompletionService | None = None
@@ -78,6 +84,7 @@ class Ingress:
             self._batch_service,
             cluster=self,
             key_service=self._keys,
+            parts=AppParts(self._adapters, self._responses),
         )
         app.add_api_route("/status", self.status, methods=["GET"])
         app.add_api_route("/timeline", self.timeline, methods=["GET"])

@@ -26,7 +26,7 @@ from muxcluster.config.planning import plan_for
 from muxcluster.core.errors import ConfigError, EngineFailure
 from muxcluster.core.inputs.tls_files import TlsFiles
 from muxcluster.core.inputs.web_url import HttpAddress
-from muxcluster.http.settings import ApiSettings, ConnectionLimits, QueueLimits
+from muxcluster.http.settings import ApiSettings, ConnectionLimits, QueueLimits, StoreSettings
 
 START_TIMEOUT_S = 60.0
 # Nodes of a cloud take minutes to join, those that pull an image with CUDA libraries more.
@@ -161,6 +161,8 @@ def settings_of(config: Config) -> ApiSettings:
         audit_log=server.audit_log and str(Path(server.audit_log).absolute()),
         more_keys=tuple(server.more_keys),
         admin_key=server.admin_key,
+        adapter_folders=config.adapter_folders,
+        store=_store_of(config),
         keys=key_settings_of(config),
         batch=BatchSettings(
             str(config.batch_directory),
@@ -171,6 +173,13 @@ def settings_of(config: Config) -> ApiSettings:
             batch.max_key_bytes,
         ),
     )
+
+
+def _store_of(config: Config) -> StoreSettings | None:
+    store, directory = config.server.store, config.store_directory
+    if store is None or directory is None:
+        return None
+    return StoreSettings(str(directory), store.days, store.max_key_bytes)
 
 
 def _tls_of(config: Config) -> TlsFiles | None:

@@ -18,8 +18,10 @@ from muxcluster.cluster.units.report import ListenSpec, UnitReport
 from muxcluster.core.directory import UnitAddress
 from muxcluster.core.errors import EngineFailure, MuxClusterError
 from muxcluster.core.events import TokenDelta
+from muxcluster.core.inputs.adapter_load import AdapterCheck
 from muxcluster.core.served import JobRecord, UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.unit.adapter_checks import check_adapter
 from muxcluster.engine.unit.partition_choice import settle_partition
 from muxcluster.engine.unit.unit import Unit
 
@@ -66,6 +68,11 @@ class UnitReplica:
     def timeline(self) -> tuple[JobRecord, ...]:
         """Return the jobs so far (a bounded number), oldest first, on the unit's clock."""
         return () if self._jobs is None else self._jobs.timeline()
+
+    def check_adapter(self, model: str, path: str) -> AdapterCheck:
+        """Return whether a model of the unit can take the adapter in `path` on this node."""
+        spec = next(each for each in self._spec.models if each.name == model)
+        return check_adapter(spec, path)
 
     def close(self) -> None:
         """Stop the unit's processes; its clients lose the connection. Idempotent."""

@@ -25,6 +25,7 @@ CONTROLLER = "controller"
 # Name of the actor with files and batches, created by the layer above; it ends with the controller.
 BATCHES = "batches"
 KEYS = "keys"  # the actor that counts what the keys of tenants use, as BATCHES
+RESPONSES = "responses"  # the actor that keeps responses, as BATCHES
 _GROUP = "muxcluster:"  # prefix of our placement groups' names
 _CONCURRENCY = 8
 _HEAD_CONCURRENCY = 1000  # concurrent calls of an actor on the event loop, most of which wait

@@ -21,5 +21,8 @@ class UnitHost:
     def timeline(self) -> Any:
         return self._unit.timeline()
 
+    def check_adapter(self, model: str, path: str) -> Any:
+        return self._unit.check_adapter(model, path)
+
     def close(self) -> None:
         self._unit.close()

@@ -7,6 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from muxcluster.core.errors import EngineFailure
+from muxcluster.core.job import Admission
+from muxcluster.engine.adapters.places import AdapterPlaces
 from muxcluster.engine.adapters.tokens import (
     NO_ADAPTER,
     AdapterTokens,
@@ -19,6 +22,8 @@ from muxcluster.engine.memory.upload import Array
 from muxcluster.engine.sampling.plain import filled
 from muxcluster.kernels.products.low_rank_update import TILE_TOKENS
 
+_UNREAD = NO_ADAPTER - 1  # of a row whose adapter could not be read
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdaptedForward:
@@ -27,7 +32,8 @@ class AdaptedForward:
     plain: TokenForward
     adapted: TokenForward  # the same, on linears that look at `current`
     current: CurrentTokens
-    names: tuple[str, ...]  # of the adapters
+    names: tuple[str, ...]  # of the adapters that were there from the start
+    places: AdapterPlaces | None = None  # of others; None: none may come
 
     @property
     def has_windows(self) -> bool:
@@ -91,13 +97,28 @@ class RowAdapters:
         self._places = {name: place for place, name in enumerate(forward.names)}
         self._of_row = np.full(num_rows, NO_ADAPTER, dtype=np.int32)
 
-    def admit(self, row: int, adapter: str) -> None:
-        """Note a row's adapter, "" for none. Raises KeyError for one that the model has not."""
-        self._of_row[row] = self._places[adapter] if adapter else NO_ADAPTER
+    def admit(self, admission: Admission) -> None:
+        """Note the adapter of a row, if it has one, and read one that came later.
+
+        Raises KeyError for one that the model has not, LoadError for files that cannot be read.
+        """
+        row, adapter, places = admission.row, admission.adapter, self._forward.places
+        self._of_row[row] = _UNREAD if adapter else NO_ADAPTER
+        if admission.adapter_path and places is not None:
+            place, path = admission.adapter_place, admission.adapter_path
+            self._of_row[row] = places.put(place, adapter, path)
+        elif adapter:
+            self._of_row[row] = self._places[adapter]
 
     def are_in(self, table_rows: NDArray[np.int32]) -> bool:
-        """Return whether some of the rows have an adapter."""
-        return bool((self._of_row[table_rows] != NO_ADAPTER).any())
+        """Return whether some of the rows have an adapter.
+
+        Raises EngineFailure for one whose adapter could not be read.
+        """
+        adapters = self._of_row[table_rows]
+        if (adapters == _UNREAD).any():
+            raise EngineFailure("the adapter of a row could not be read")
+        return bool((adapters != NO_ADAPTER).any())
 
     def arrays(self, table_rows: NDArray[np.int32], num_rows: int) -> list[Array]:
         """Return the arrays for `step_forward` of `num_rows` rows of one token each.
@@ -113,6 +134,11 @@ class RowAdapters:
     def step_forward(self, tokens: Tensor, tiles: Tensor) -> TokenForward:
         """Return the forward of a step that reads `arrays` from these buffers when it runs."""
         return self._forward.of(AdapterTokens(tokens, tiles, len(tokens)))
+
+    def any_forward(self, num_tokens: int, device: torch.device) -> TokenForward:
+        """Return the forward of tokens that all have the first adapter, of no sequence."""
+        adapters = np.zeros(num_tokens, dtype=np.int32)
+        return self._forward.of(AdapterTokens.of(adapters, device))
 
     def forward_of(
         self, table_rows: NDArray[np.int32], counts: NDArray[np.int32], device: torch.device

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from muxcluster.engine.adapters.low_rank import LowRank
 from muxcluster.engine.adapters.tokens import CurrentTokens
-from muxcluster.engine.adapters.weights import LowRank
 from muxcluster.kernels.products.low_rank_update import low_rank_update
 
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from muxcluster.core.errors import LoadError
 from muxcluster.core.inputs.adapter_files import AdaptedModule, AdapterFiles, read_adapter
 from muxcluster.core.unitspec import ModelSpec
+from muxcluster.engine.adapters.low_rank import Cut, LowRank, rank_sizes, read_pairs
+from muxcluster.engine.adapters.places import AdapterPlaces, placed_linears, with_places
 from muxcluster.engine.forward.latents import Expansion
 from muxcluster.engine.quantised.linear import QuantisedLinear
 
@@ -27,25 +28,12 @@ _FIELDS = ("down", "up", "starts")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LowRank:
-    """What the adapters of a model add to one linear, as `low_rank_update` takes it."""
-
-    down: Tensor  # [ranks, in_features], A of one adapter after the other
-    up: Tensor  # [ranks, out_features], B transposed and times its scale, in the same order
-    starts: Tensor  # int32 [adapters + 1], rows of an adapter; none where it leaves the linear
-    most_ranks: int  # of an adapter
-
-    def ordered(self, order: Tensor) -> "LowRank":
-        """Return the same for a linear whose outputs are in another order, int64 [out_features]."""
-        return LowRank(self.down, self.up[:, order].contiguous(), self.starts, self.most_ranks)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class ModelAdapters:
     """The adapters of one model."""
 
     names: tuple[str, ...]
     modules: Mapping[str, LowRank]  # by the linear's name in the model
+    places: AdapterPlaces | None = None  # of those that come later; None: none may come
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by names that `of` knows."""
@@ -66,19 +54,6 @@ class ModelAdapters:
         return cls(tuple(adapter.name for adapter in spec.adapters), modules)
 
 
-class Cut(Protocol):
-    """Which part of a weight [out, in] a rank has."""
-
-    @property
-    def axis(self) -> int:
-        """0: outputs, 1: inputs."""
-        ...
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """Return this part of a tensor with that axis."""
-        ...
-
-
 @torch.inference_mode()
 def read_adapters(
     model: Foreign,
@@ -95,15 +70,20 @@ def read_adapters(
     pairs: dict[str, dict[int, tuple[Tensor, Tensor]]] = defaultdict(dict)
     for place, adapter in enumerate(spec.adapters):
         files = read_adapter(Path(adapter.path))
-        for module in files.modules:
-            _check_fits(module, model, spec.name, files)
-        for name, pair in _read(files, dtype, cuts).items():
+        check_fits(files, model, spec.name)
+        for name, pair in read_pairs(files, dtype, cuts).items():
             pairs[name][place] = pair
         num_kib = files.num_elements * dtype.itemsize // 1024
         logger.info("%s: adapter %s, %d KiB", spec.name, adapter.name, num_kib)
     names = tuple(adapter.name for adapter in spec.adapters)
     found = {module: _stacked(each, len(names), device) for module, each in pairs.items()}
-    return ModelAdapters(names, found)
+    if not spec.adapter_places:
+        return ModelAdapters(names, found)
+    like = torch.empty(0, dtype=dtype, device=device)
+    for name, num_inputs, num_outputs in placed_linears(model):
+        mine = rank_sizes(cuts.get(f"{name}.weight"), num_inputs, num_outputs)
+        found[name] = with_places(found.get(name), spec, mine, like)
+    return ModelAdapters(names, found, AdapterPlaces(spec, len(names), dtype, cuts))
 
 
 def _stacked(pairs: Mapping[int, tuple[Tensor, Tensor]], num_adapters: int, device: str) -> LowRank:
@@ -121,43 +101,16 @@ def _of_tensors(down: Tensor, up: Tensor, starts: Tensor) -> LowRank:
     return LowRank(down, up, starts, int(starts.diff().max()))
 
 
-def _read(
-    files: AdapterFiles, dtype: torch.dtype, cuts: Mapping[str, Cut]
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return this rank's parts of A, and of B transposed and scaled, by module.
+def check_fits(files: AdapterFiles, model: Foreign, base: str) -> None:
+    """Raise LoadError, naming the tensor, unless `model` has the linears that an adapter changes.
 
-    Raises LoadError.
+    They must have the sizes that its tensors have. model: as for `read_adapters`; base: its name.
     """
-    file, found = files.weights, {}
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            for each in files.modules:
-                # scaled in fp32, so that a 16-bit type rounds once
-                down, up = (tensors.get_tensor(name).float() for name in (each.down, each.up))
-                cut = cuts.get(f"{each.module}.weight")
-                if cut is not None and cut.axis:
-                    down = cut.of(down)
-                elif cut is not None:
-                    up = cut.of(up)
-                found[each.module] = (
-                    _finite(down, each.down, dtype, file),
-                    _finite(up.T * each.scale, each.up, dtype, file),
-                )
-        return found
-    except (SafetensorError, OSError) as error:
-        raise LoadError(file, f"corrupt or incomplete: {error}") from error
+    for module in files.modules:
+        _check_module(module, model, base, files)
 
 
-def _finite(tensor: Tensor, name: str, dtype: torch.dtype, file: Path) -> Tensor:
-    """Return the tensor in `dtype`. Raises LoadError for numbers that are not finite there."""
-    found = tensor.to(dtype).contiguous()
-    if not bool(found.isfinite().all()):
-        raise LoadError(file, f"tensor {name} holds NaN or infinite numbers in {dtype}")
-    return found
-
-
-def _check_fits(adapted: AdaptedModule, model: Foreign, base: str, files: AdapterFiles) -> None:
-    """Raise LoadError unless the model has the linear, and of the sizes that the tensors have."""
+def _check_module(adapted: AdaptedModule, model: Foreign, base: str, files: AdapterFiles) -> None:
     name, file = adapted.module, files.weights
     try:
         linear = model.get_submodule(name)

@@ -63,7 +63,7 @@ def with_adapters(
         assert isinstance(forward, Forward), f"{type(forward).__name__} cannot have adapters"
         linears.put(forward.model)
         adapted = forward
-    return AdaptedForward(forward, adapted, linears.current, adapters.names)
+    return AdaptedForward(forward, adapted, linears.current, adapters.names, adapters.places)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +109,8 @@ class _Linears:
             if weights is not None:
                 mine = weights.ordered(orders[place]) if place < len(orders) else weights
                 updates.append(Update(first, mine))
+                if self.adapters.places is not None:
+                    self.adapters.places.hold(name, mine)
             first += self.sizes[name]
         return AdaptedLinear(product, first, updates, self.current) if updates else product
 
@@ -117,12 +119,13 @@ class _Linears:
 def check_calls(forward: AdaptedForward, spec: ModelSpec) -> None:
     """Run random tokens with an adapter through a model on transformers' own modules.
 
-    Raises LoadError, naming an adapter's directory, where the model reads the weight of an adapted
-    linear itself or calls it for some tokens only: such a linear cannot be adapted.
+    Raises LoadError, naming an adapter's directory or the model's, where the model reads the weight
+    of an adapted linear itself or calls it for some tokens only: such a linear cannot be adapted.
     """
     if not isinstance(forward.plain, Forward):
         return
-    model, directory = forward.plain.model, Path(spec.adapters[0].path)
+    model = forward.plain.model
+    directory = Path(spec.adapters[0].path if spec.adapters else spec.path)
     modules = model.named_modules()
     linears = {name: each for name, each in modules if isinstance(each, AdaptedLinear)}
     called: set[str] = set()

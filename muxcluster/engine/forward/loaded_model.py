@@ -31,6 +31,8 @@ class RowsWithAdapters(Protocol):
 
     def step_forward(self, tokens: Tensor, tiles: Tensor) -> TokenForward: ...
 
+    def any_forward(self, num_tokens: int, device: torch.device) -> TokenForward: ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:

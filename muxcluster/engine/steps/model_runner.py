@@ -115,7 +115,7 @@ class ModelRunner:
         self._prompts.admit(admission)
         self._constrained.admit(admission)
         if self._adapters is not None:
-            self._adapters.admit(admission.row, admission.adapter)
+            self._adapters.admit(admission)
         self._steps.admit(admission)
 
     def write_tables(self, delta: TableDelta) -> None:

@@ -238,13 +238,14 @@ def load_forward(
     """
     is_checked = earlier is not None
     model = load(spec, unit.device, group, is_checked=is_checked)
-    if spec.adapters and isinstance(model, Encoder | DenseModel):
+    has_adapters = bool(spec.adapters or spec.adapter_places)
+    if has_adapters and isinstance(model, Encoder | DenseModel):
         raise LoadError(Path(spec.path, "config.json"), "its adapters need the paged backend")
     if isinstance(model, Encoder):
         return model
     if isinstance(model, DenseModel):
         return slab_for(model, spec, unit)
-    if not spec.adapters:
+    if not has_adapters:
         return _plain_forward(model, spec, unit, group, earlier)
     whole: nn.Module = model
     parts: Mapping[str, Part] = {}

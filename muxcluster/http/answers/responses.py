@@ -1,7 +1,7 @@
 """Turns a call's deltas into a whole answer or an event stream."""
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -70,8 +70,12 @@ async def whole(call: Call, deltas: Deltas, wire: Wire) -> Json:
     return {**wire.envelope(streamed=False), "choices": choices, "usage": usage.value()}
 
 
-async def events(deltas: Deltas, writer: EventWriter) -> AsyncGenerator[bytes, None]:
+async def events(
+    deltas: Deltas, writer: EventWriter, keep: Callable[[], Awaitable[None]] | None = None
+) -> AsyncGenerator[bytes, None]:
     """Yield the server-sent events of a streamed call.
+
+    keep: keeps what the writer wrote, before its last events leave.
 
     Errors before the first event are raised as they are, to become HTTP errors; later ones are sent
     as an error event and raised as StreamBroken.
@@ -89,7 +93,14 @@ async def events(deltas: Deltas, writer: EventWriter) -> AsyncGenerator[bytes, N
                 raise
             yield writer.failed(http_error(error))
             raise StreamBroken(str(error)) from error
-    yield writer.end()
+    ending = writer.end()
+    if keep is not None:
+        try:
+            await keep()
+        except MuxClusterError as error:
+            yield writer.failed(http_error(error))
+            raise StreamBroken(str(error)) from error
+    yield ending
 
 
 @dataclass(frozen=True, slots=True)

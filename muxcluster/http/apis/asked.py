@@ -1,13 +1,14 @@
 """What a route makes of a request, and the names of its fields in errors."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from muxcluster.core.errors import RequestError
 from muxcluster.http.answers.responses import Answers
-from muxcluster.http.calls.call import Call
+from muxcluster.http.answers.wire import Json
+from muxcluster.http.calls.call import Call, RequestHead
 from muxcluster.text.schemas import GenerationBody
 
 # of fields: a pattern at the start of the chat request's name, and what the API calls it
@@ -21,6 +22,10 @@ class Asked:
     body: GenerationBody  # what the service answers
     answers: Callable[[Call], Answers]  # how the API writes that
     names: Names = ()  # of fields that the API calls otherwise than `body`
+    # Keeps what `answers` wrote, before the client has its end; None: nothing is kept
+    keep: Callable[[], Awaitable[None]] | None = None
+    # Begins to answer, and returns what the client gets meanwhile; None: the client waits
+    later: Callable[[RequestHead], Awaitable[Json]] | None = None
 
 
 @contextmanager

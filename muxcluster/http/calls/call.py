@@ -120,6 +120,7 @@ class Call:
     def request(self, index: int) -> Request:
         """Return the engine's request for choice `index`."""
         prompt = self.prompt_of(index)
+        served = self.model.served
         sampling = replace(
             self.sampling,
             seed=choice_seed(self.sampling.seed, index % self.n),
@@ -128,7 +129,7 @@ class Call:
         )
         return Request(
             request_id=f"{self.engine_id}-{index}",
-            model=self.model.served.unit_model,
+            model=served.unit_model,
             prompt_tokens=prompt.tokens,
             sampling=sampling,
             service_class=self.service_class,
@@ -138,5 +139,6 @@ class Call:
             cacheable=sampling.prompt_logprobs is None,
             line=self.line,
             tenant="" if self.head.meter is None else self.head.meter.key.name,
-            adapter=self.model.served.name if self.model.served.base else "",
+            adapter=served.unit_adapter,
+            adapter_path="" if served.loaded is None else served.loaded.path,
         )

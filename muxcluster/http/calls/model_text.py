@@ -308,7 +308,7 @@ def _text_of(
     known: by name, those that are there already.
     """
     base = known.get(model.base)
-    if base is not None and base.served == replace(model, name=model.base, base=""):
+    if base is not None and base.served == replace(model, name=model.base, base="", loaded=None):
         return replace(base, served=model)
     return _load(model, pool)
 

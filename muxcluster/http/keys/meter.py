@@ -68,6 +68,10 @@ class Meter:
         """Return the answer's headers about the limits; none before the counter's answer."""
         return {} if self._grant is None else limit_headers(self._grant)
 
+    def another(self) -> "Meter":
+        """Return a meter of the same key for what goes on after the request; its user ends it."""
+        return Meter(self.key, self._counter)
+
     def end(self) -> None:
         """Settle the request, if it has asked to run. Idempotent."""
         model, self._model = self._model, None

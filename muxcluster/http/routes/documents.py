@@ -14,9 +14,11 @@ from muxcluster.text.schemas import (
     CompletionBody,
     DetokenizeBody,
     EmbeddingBody,
+    LoadAdapterBody,
     RerankBody,
     ScoreBody,
     TokenizeBody,
+    UnloadAdapterBody,
 )
 
 BODIES: tuple[type[BaseModel], ...] = (
@@ -32,6 +34,8 @@ BODIES: tuple[type[BaseModel], ...] = (
     RerankBody,
     BatchBody,
     BatchPlanBody,
+    LoadAdapterBody,
+    UnloadAdapterBody,
 )
 REFERENCE = "#/components/schemas/{model}"
 

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 
@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from muxcluster.core.errors import InvalidValue, RequestTimeout
-from muxcluster.http.answers.responses import WireAnswers, events
+from muxcluster.http.answers.responses import Answers, Deltas, WireAnswers, events
 from muxcluster.http.answers.streaming import EventStream, unless_disconnected
-from muxcluster.http.answers.wire import ChatWire, CompletionWire
+from muxcluster.http.answers.wire import ChatWire, CompletionWire, Json
 from muxcluster.http.apis.asked import Asked, naming
 from muxcluster.http.calls.call import RequestHead
 from muxcluster.http.keys.meter import Meter
@@ -64,11 +64,24 @@ async def answer(
     read: makes a checked body of the decoded one. Raises what `read` and the service raise, and
     RequestTimeout.
     """
+
+    async def read_at_once(data: object) -> Asked:
+        return read(data)
+
+    return await answer_after(request, service, read_at_once)
+
+
+async def answer_after(
+    request: Request, service: CompletionService, read: Callable[[object], Awaitable[Asked]]
+) -> Response:
+    """As `answer`, where reading waits for something."""
     head = request_head(request)
     limit_s = service.time_limit_s(head)
     try:
         async with asyncio.timeout(limit_s):
-            asked = read(await json_body(request))
+            asked = await read(await json_body(request))
+            if asked.later is not None:
+                return json_response(await asked.later(head))
             with naming(asked.names):
                 call = await service.prepare(asked.body, head)
     except TimeoutError:
@@ -78,12 +91,22 @@ async def answer(
         # a task that is cancelled before its first step releases nothing itself
         ending.enter_context(call.admission)
         if not asked.body.stream:
-            return json_response(await unless_disconnected(request, answers.whole(deltas)))
-        rest = events(deltas, answers.writer())
+            work = _whole(answers, deltas, asked.keep)
+            return json_response(await unless_disconnected(request, work))
+        rest = events(deltas, answers.writer(), asked.keep)
         # errors before the first event leave as HTTP errors: no header is sent yet
         first = await unless_disconnected(request, anext(rest))
         ending.pop_all()
     return EventStream(first, rest, call.deadline_s + READER_GRACE_S)
+
+
+async def _whole(
+    answers: Answers, deltas: Deltas, keep: Callable[[], Awaitable[None]] | None
+) -> Json:
+    value = await answers.whole(deltas)
+    if keep is not None:
+        await keep()
+    return value
 
 
 def _chat(data: object, *, lenient: bool) -> Asked:

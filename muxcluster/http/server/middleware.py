@@ -26,7 +26,9 @@ from muxcluster.tenants.keys import TenantKey
 PAGE_ROUTES = frozenset({"/dashboard", "/dashboard/page.js", "/dashboard/page.css"})
 HEALTH_ROUTES = frozenset({"/health", "/ping", "/ready"})
 OPEN_ROUTES = HEALTH_ROUTES | PAGE_ROUTES
-ADMIN_ROUTES = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/pin", "/unpin", "/usage"})
+_ADAPTER_ROUTES = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+_MOVE_ROUTES = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/pin", "/unpin"})
+ADMIN_ROUTES = _ADAPTER_ROUTES | _MOVE_ROUTES | {"/usage"}
 JOB_ROUTES = ("/v1/files", "/v1/batches")
 # of what all clients do: for admin keys alone, if there is one or there are tenants
 CLUSTER_ROUTES = "/v1/cluster/"

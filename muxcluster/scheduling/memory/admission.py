@@ -86,6 +86,7 @@ class Memory:
         if cached is None:
             return False
         row = model.running.occupy(live, cached, model.max_total(live.request))
+        model.places.take(row, _placed_adapter(live))
         model.waiting.remove(live)
         model.admit_turn(live)
         rows = np.array([row], dtype=np.int32)
@@ -105,7 +106,7 @@ class Memory:
         """True where `admit` would succeed now without the help of a cached prefix."""
         blocks = model.blocks(model.first_tokens(live.num_tokens, 0))
         spare = self._headroom(model, live.side) - blocks
-        if spare < 0 or not model.running.has_row(live.side):
+        if spare < 0 or not _has_row(model, live):
             return False
         return self._reserve(model, live.side) <= spare
 
@@ -113,7 +114,7 @@ class Memory:
         """True where `admit` could succeed now, also by lending; no prefix is looked up."""
         if self.has_room(model, live):
             return True
-        if live.side is not Side.LEFT or not model.running.has_row(Side.LEFT):
+        if live.side is not Side.LEFT or not _has_row(model, live):
             return False
         needed = model.blocks(model.first_tokens(live.num_tokens, 0))
         needed += self._reserve(model, live.side)
@@ -123,7 +124,7 @@ class Memory:
 
     def _open(self, model: ModelState, live: LiveRequest) -> int | None:
         """Attach the cached prefix on the next free row; return its tokens, None: no room."""
-        if not model.running.has_row(live.side):
+        if not _has_row(model, live):
             return None
         row, num_tokens = model.running.next_free, live.num_tokens
         hashes: list[bytes] = []
@@ -443,11 +444,13 @@ class Memory:
             self.publish(model, row)
         if not is_written:
             model.kv.close(row)
+            model.places.leave(row)
         return model.running.vacate(row, is_written=is_written)
 
     def end_writes(self, model: ModelState, row: int) -> None:
         """Free the row of an ended sequence: the job that wrote there ran, or never will."""
         model.kv.close(row)
+        model.places.leave(row)
         model.running.end_writes(row)
 
     def publish(self, model: ModelState, row: int) -> None:
@@ -468,6 +471,16 @@ class Memory:
             hashes = live.extend_hashes(model.spec, output, end, model.block_tokens)
             only = np.array([row], dtype=np.int32)
             model.kv.commit(row, hashes[start:], is_private=bool(model.slides(only)[0]))
+
+
+def _placed_adapter(live: LiveRequest) -> str:
+    """Return the adapter that needs a place, empty for none."""
+    return live.request.adapter if live.request.adapter_path else ""
+
+
+def _has_row(model: ModelState, live: LiveRequest) -> bool:
+    """True where there are a row for the sequence and a place for its adapter."""
+    return model.running.has_row(live.side) and model.places.has_room(_placed_adapter(live))
 
 
 def _waits_for_sibling(model: ModelState, live: LiveRequest) -> bool:

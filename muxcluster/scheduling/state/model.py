@@ -18,6 +18,7 @@ from muxcluster.kvcache.cache import ModelCache
 from muxcluster.kvcache.tables import array_bytes
 from muxcluster.scheduling.state.arrivals import RecentArrivals
 from muxcluster.scheduling.state.batch_scaling import BatchScaling
+from muxcluster.scheduling.state.places import AdapterPlaces
 from muxcluster.scheduling.state.requests import LiveRequest, Waiting
 from muxcluster.scheduling.state.running import RunningTable, TableRows
 from muxcluster.scheduling.state.turns import TenantTurns
@@ -157,6 +158,7 @@ class ModelState:
         self.kv = kv  # its part of the unit's KV cache
         self.name = spec.name
         self._adapters = frozenset(adapter.name for adapter in spec.adapters)
+        self.places = AdapterPlaces(spec.adapter_places)  # of other adapters
         self.blocks_per_column = spec.shape.blocks_per_column
         self.block_tokens = kv.block_tokens  # in one block; a column has `blocks_per_column`
         # What a sequence needs at once, a block more as windows begin anywhere; None: all.
@@ -304,7 +306,10 @@ class ModelState:
         pool where no quotas are in force. Prompt and max_tokens must fit into them together, or the
         request could be preempted for ever.
         """
-        if request.adapter and request.adapter not in self._adapters:
+        if request.adapter_path and not self.spec.adapter_places:
+            message = f"{self.name} takes no adapters while it runs (models[].adapter_places)"
+            return Rejected(request.request_id, "model_not_found", message)
+        if request.adapter and not request.adapter_path and request.adapter not in self._adapters:
             message = f"no adapter {request.adapter!r} here"
             return Rejected(request.request_id, "model_not_found", message)
         num_prompt = len(request.prompt_tokens)
@@ -366,6 +371,7 @@ class ModelState:
         is_lent = self.kv.num_lent > 0
         assert (table.is_lent == is_lent).all(), "lent sequences are forgotten"
         table.check()
+        self.places.check((table.is_live | table.is_written).nonzero()[0].tolist())
         self.turns.check(Counter(e.request.tenant for e in self.waiting if e.waits_in_turn))
         in_jobs = sum(len(job.rows) for job in jobs if job.model == self.name)
         assert in_jobs == table.in_job.sum(), "a sequence is in two jobs or a lost one"

@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import AdapterSpec
+from muxcluster.engine.adapters import linear
+from muxcluster.engine.steps.device.captures import Step
 from tests.adapters import LLAMA, merged, write_adapter
 from tests.engine.conftest import ModelBuilder
 from tests.engine.driver import drivers, ragged, unit_of
@@ -53,3 +56,66 @@ def test_recorded_steps_know_the_adapters_of_their_rows(
     driver.step([edited, sequences[1]], chunk=1)
     for each, name in zip([*sequences, edited], [*NAMES, "high"], strict=True):
         oracles[name].check(each.tokens[: each.num_prompt], each.output)
+
+
+class Refusing(TapeCapture):
+    """A tape whose captures fail while `fails` is set."""
+
+    fails = False
+
+    def capture(self, step: Step) -> Step:
+        if self.fails:
+            step()
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return super().capture(step)
+
+
+def one_adapter(base: Path, folder: Path) -> tuple[AdapterSpec, ...]:
+    path = write_adapter(folder / "low", base, rank=2, targets=LLAMA, seed=2)
+    return (AdapterSpec("low", str(path)),)
+
+
+def test_failed_captures_of_adapted_steps_stop_no_others(
+    tiny: ModelBuilder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    base, tape = tiny("llama"), Refusing(monkeypatch)
+    (driver,) = drivers(unit_of(base, adapters=one_adapter(base, tmp_path)), tape)
+    prompts = ragged(driver.spec.vocab_size, 8)
+    adapted = [driver.admit(prompt, adapter="low") for prompt in prompts[:4]]
+    plain = [driver.admit(prompt) for prompt in prompts[4:]]
+    driver.step([*adapted, *plain], chunk=1000)
+    tape.fails = True
+    for num_rows in (1, 2, 4):
+        driver.step(adapted[:num_rows], chunk=1)
+    tape.fails = False
+    assert caplog.records[-1].message.startswith("llama with adapters: no more CUDA graphs")
+    driver.step(adapted, chunk=1)
+    assert tape.captures == 0
+    for _ in range(2):
+        driver.step(plain, chunk=1)
+    assert tape.captures == 1
+    merged_path = merged(tmp_path / "merged", base, tmp_path / "low")
+    for oracle, sequences in ((GreedyOracle(merged_path), adapted), (GreedyOracle(base), plain)):
+        for each in sequences:
+            oracle.check(each.tokens[: each.num_prompt], each.output)
+
+
+def test_the_warm_up_computes_with_adapters_too(
+    tiny: ModelBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, tape = tiny("llama"), TapeCapture(monkeypatch)
+    sizes: list[int] = []
+    update = linear.low_rank_update  # the tape's
+
+    def counted(outputs: Tensor, *others: object) -> None:
+        sizes.append(len(outputs))
+        update(outputs, *others)
+
+    monkeypatch.setattr(linear, "low_rank_update", counted)
+    (driver,) = drivers(unit_of(base, adapters=one_adapter(base, tmp_path)), tape)
+    sizes.clear()
+    driver.runner.warm_up(0)
+    assert len(set(sizes)) > 2

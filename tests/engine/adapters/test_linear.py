@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from muxcluster.engine.adapters.linear import AdaptedLinear, Update
+from muxcluster.engine.adapters.low_rank import LowRank
 from muxcluster.engine.adapters.tokens import NO_ADAPTER, AdapterTokens, CurrentTokens
-from muxcluster.engine.adapters.weights import LowRank
 
 CPU = torch.device("cpu")
 IN, PARTS = 5, (4, 3, 2)  # a product of three linears

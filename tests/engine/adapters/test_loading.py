@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import AdapterSpec, ModelSpec, UnitSpec
 from muxcluster.engine.adapters.forward import AdaptedForward
+from muxcluster.engine.adapters.low_rank import LowRank
 from muxcluster.engine.adapters.tokens import NO_ADAPTER, AdapterTokens
-from muxcluster.engine.adapters.weights import LowRank, ModelAdapters
+from muxcluster.engine.adapters.weights import ModelAdapters
 from muxcluster.engine.decoders.adapted import check_calls, linear_sizes, with_adapters
 from muxcluster.engine.decoders.torch_decoder import FusedDecoder
 from muxcluster.engine.forward.paged_forward import Forward

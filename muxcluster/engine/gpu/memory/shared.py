@@ -68,6 +68,9 @@ class OwnedMemory:
 
     def _adapters(self, place: int, spec: ModelSpec, model: nn.Module) -> dict[str, Tensor]:
         """Load the adapters of the unit's model at `place`. Raises LoadError as `read_adapters`."""
+        if spec.adapter_places:
+            message = "adapter_places need workers of one process: policy.partition green or none"
+            raise LoadError(Path(spec.path), message)
         if not spec.adapters:
             return {}
         found = read_adapters(model, spec, str(self._device)).tensors()

@@ -106,8 +106,9 @@ class DecodeGraphs:
         self._recorded: dict[_Kind, Step] = {}
         self._wanted: Counter[_Kind] = Counter()
         self._failed: set[_Kind] = set()
-        self._num_failures_in_a_row = 0
-        self._is_checked = False
+        # of steps without and with adapters: these run on other kernels
+        self._num_failures_in_a_row = {False: 0, True: 0}
+        self._checked: set[bool] = set()
 
     @property
     def num_recorded(self) -> int:
@@ -220,52 +221,58 @@ class DecodeGraphs:
 
     def _want(self, kind: _Kind, cost: int) -> None:
         """Add the cost of not having `kind`; record it if that has become too much."""
-        if kind in self._failed or self._gives_up():
+        if kind in self._failed or self._gives_up(kind):
             return
         self._wanted[kind] += cost
         if self._wanted[kind] >= _RECORDING_COST:
             self._record(kind)
 
-    def _gives_up(self) -> bool:
-        return self._num_failures_in_a_row >= MOST_FAILURES
+    def _gives_up(self, kind: _Kind) -> bool:
+        return self._num_failures_in_a_row[kind.is_adapted] >= MOST_FAILURES
+
+    def _give_up(self, like: _Kind) -> None:
+        """Record no more steps that have adapters, or none, as `like` has."""
+        self._num_failures_in_a_row[like.is_adapted] = MOST_FAILURES
+        for kind in [each for each in self._wanted if each.is_adapted == like.is_adapted]:
+            del self._wanted[kind]
 
     def _record(self, kind: _Kind) -> None:
         """Record the step; if that fails, log it once and run it as it is."""
         self._wanted.pop(kind, None)
-        if self._gives_up() or kind in self._recorded or kind in self._failed:
+        if self._gives_up(kind) or kind in self._recorded or kind in self._failed:
             return
         step = self._plain_step(kind)
         self._idle(kind.size)
-        if not self._is_checked and not self._can_be_captured(step):
+        if kind.is_adapted not in self._checked and not self._can_be_captured(kind, step):
             return
         try:
             self._recorded[kind] = self._capture.capture(step)
-            self._num_failures_in_a_row = 0
+            self._num_failures_in_a_row[kind.is_adapted] = 0
         except RuntimeError as error:
             self._note_failure(kind, error)
 
-    def _can_be_captured(self, step: Step) -> bool:
-        """Return whether the model's steps can be captured; if not, log it once and try none."""
+    def _can_be_captured(self, kind: _Kind, step: Step) -> bool:
+        """Return whether steps like `kind` can be captured; if not, log it once and try none."""
         # A capture that fails leaves its memory behind.
-        self._is_checked = True
+        self._checked.add(kind.is_adapted)
         try:
             self._capture.check(step)
         except NotCapturable as reason:
             name = self._model.name
             logger.warning("%s decodes without CUDA graphs, which cannot capture %s", name, reason)
-            self._num_failures_in_a_row = MOST_FAILURES
-            self._wanted.clear()
+            self._give_up(kind)
             return False
         return True
 
     def _note_failure(self, kind: _Kind, error: RuntimeError) -> None:
         self._failed.add(kind)
-        self._num_failures_in_a_row += 1
+        self._num_failures_in_a_row[kind.is_adapted] += 1
         name = self._model.name
         logger.error("%s decodes %d rows without a CUDA graph: %s", name, kind.size, error)
-        if self._gives_up():
-            self._wanted.clear()
-            logger.error("%s: no more CUDA graphs after %d failures", name, MOST_FAILURES)
+        if self._gives_up(kind):
+            self._give_up(kind)
+            whose = f"{name} with adapters" if kind.is_adapted else name
+            logger.error("%s: no more CUDA graphs after %d failures", whose, MOST_FAILURES)
 
     def _plain_step(self, kind: _Kind) -> Step:
         step = self._step_of(kind)

@@ -60,13 +60,17 @@ class DeviceSteps:
         return decode is not None and decode.record_next()
 
     def warm_up(self, steps: Sequence[WarmUpStep]) -> None:
-        """Run steps that touch no sequence, and draw a token of each."""
+        """Run steps that touch no sequence, with and without adapters; draw a token of each."""
+        adapters, device = self._model.adapters, self._model.pool.device
         for step in steps:
             batch, arrays = step.batch(), self._without_sequence()
             inputs = _inputs(batch, self._upload([*batch.arrays, *arrays]))
             positions = inputs.batch.positions.clamp(min=0)
-            logits = self._logits(inputs, positions, self._model.forward)
-            self._draw(logits, inputs)
+            forwards: list[TokenForward] = [self._model.forward]
+            if adapters is not None:
+                forwards.append(adapters.any_forward(len(positions), device))
+            for forward in forwards:
+                self._draw(self._logits(inputs, positions, forward), inputs)
 
     def launch(self, rows: Rows, num_steps: int, *, is_recorded: bool = True) -> Pending:
         assert is_recorded or num_steps == 1, "a place without recorded steps only computes prompts"

@@ -26,6 +26,7 @@ from muxcluster.http.calls.choice import ChoiceDelta
 from muxcluster.http.errors import HttpError
 
 IN_PROGRESS, COMPLETED, INCOMPLETE, FAILED = "in_progress", "completed", "incomplete", "failed"
+CANCELLED = "cancelled"
 _PREFIXES = {ItemKind.TEXT: "msg", ItemKind.REASONING: "rs", ItemKind.CALL: "fc"}
 # what of an item grows, in the names of events
 _GROWTH = {
@@ -38,11 +39,18 @@ _GROWTH = {
 class ResponseAnswers:
     """The answer to one Responses request."""
 
-    def __init__(self, body: ResponsesBody, call: Call) -> None:
+    def __init__(self, body: ResponsesBody, call: Call, *, kept_id: str = "") -> None:
+        """kept_id: of a response that is kept, unique; empty for one that is not."""
         self._body = body
         self._call = call
-        self._id = call.call_id.removeprefix("chatcmpl-")
+        self._is_kept = bool(kept_id)
+        self._id = kept_id or call.call_id.removeprefix("chatcmpl-")
+        self.ended: Json | None = None  # the response as it was written last, once it has ended
         self._created = int(time.time())
+
+    @property
+    def response_id(self) -> str:
+        return f"resp_{self._id}"
 
     async def whole(self, deltas: Deltas) -> Json:
         found = await collected(deltas)
@@ -95,8 +103,8 @@ class ResponseAnswers:
         """Return the response object. usage: None before the end."""
         body = self._body
         is_cut = status == INCOMPLETE
-        return {
-            "id": f"resp_{self._id}",
+        response = {
+            "id": self.response_id,
             "object": "response",
             "created_at": self._created,
             "status": status,
@@ -107,10 +115,10 @@ class ResponseAnswers:
             "model": self._call.model.served.name,
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
-            "background": False,
-            "store": False,
+            "background": bool(body.background),
+            "store": self._is_kept,
             "temperature": self._call.sampling.temperature,
             "text": {"format": (body.text and body.text.format) or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
@@ -121,6 +129,9 @@ class ResponseAnswers:
             "metadata": body.metadata or {},
             "usage": None if usage is None else _usage(usage),
         }
+        if status != IN_PROGRESS:
+            self.ended = response
+        return response
 
 
 def _status(last: ChoiceDelta) -> str:

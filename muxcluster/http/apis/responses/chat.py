@@ -1,6 +1,6 @@
 """Makes chat requests of Responses requests."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from muxcluster.core.errors import InvalidValue, UnsupportedParameter
@@ -37,30 +37,50 @@ _ROLES = ("user", "assistant", "system", "developer")
 _FORMATS = ("text", "json_object", "json_schema")
 
 
+def response_body(data: object, *, lenient: bool) -> ResponsesBody:
+    """Return a decoded body. Raises RequestError naming the field."""
+    return parse(ResponsesBody, data, lenient=lenient)
+
+
 def asked_response(data: object, *, lenient: bool) -> Asked:
-    """Return the request in a decoded body. Raises RequestError naming the field."""
-    body = parse(ResponsesBody, data, lenient=lenient)
-    refuse_storing(body)
-    fields = chat_fields(body)
+    """Return the request in a decoded body, where no response is kept. Raises RequestError."""
+    body = response_body(data, lenient=lenient)
+    for name in ("store", "background", "previous_response_id"):
+        if getattr(body, name) not in (None, False):
+            raise not_stored(name)
+    return chat_of(body)
+
+
+def chat_of(body: ResponsesBody, before: Sequence[Json] = ()) -> Asked:
+    """Return a request as a chat. before: items of the conversation that `input` goes on with.
+
+    Raises RequestError naming the field.
+    """
+    whole = body
+    if before:
+        whole = body.model_copy(update={"input": [*before, *input_items(body)]})
+    fields = chat_fields(whole)
     with naming(NAMES):
         chat = parse(ChatBody, fields)
     return Asked(chat, partial(ResponseAnswers, body), NAMES)
 
 
+def input_items(body: ResponsesBody) -> list[Json]:
+    """Return the input of a request as items, of which only `chat_fields` checks what they hold."""
+    given = body.input
+    if isinstance(given, str):
+        part = {"type": "input_text", "text": given}
+        return [{"type": "message", "role": "user", "content": [part]}]
+    return as_list(given, "input")
+
+
 def not_stored(param: str) -> UnsupportedParameter:
     """Return the error of what would need responses that are kept."""
     message = (
-        f"{param} needs server.store, which this server does not have yet: no response is kept. "
+        f"{param} needs server.store, which is not set: no response is kept. "
         "Send the whole conversation as input, with store left out or false"
     )
     return UnsupportedParameter(message, param)
-
-
-def refuse_storing(body: ResponsesBody) -> None:
-    """Raise UnsupportedParameter for a request whose response would have to be kept."""
-    for name in ("store", "background", "previous_response_id"):
-        if getattr(body, name) not in (None, False):
-            raise not_stored(name)
 
 
 def chat_fields(body: ResponsesBody) -> Json:
@@ -136,7 +156,8 @@ class _Conversation:
             case "reasoning":
                 self._told.append(_thought(item, param))
             case "item_reference":
-                raise not_stored(f"{param}.id")
+                message = f"{param}: items are not referred to: send them, or previous_response_id"
+                raise UnsupportedParameter(message, f"{param}.id")
             case kind:
                 raise unsupported(kind, param)
 

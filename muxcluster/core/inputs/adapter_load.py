@@ -1,0 +1,44 @@
+"""What operators, controller and units tell each other of adapters that come while a base runs."""
+
+from dataclasses import dataclass
+
+_MARK = "@"  # in no name of a model or adapter
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoad:
+    """An operator's wish that an adapter be served from now on."""
+
+    name: str  # of the model that it makes
+    path: str  # absolute directory in PEFT's format, the same on every node of the base's units
+    base: str | None = None  # None: the only model that takes such adapters
+    replaces: bool = False  # an adapter of that name, loaded before, gives way
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    """Where an adapter is that was loaded while its base ran, and which of its name it is."""
+
+    path: str
+    version: str  # digest of its files
+
+    def unit_id(self, name: str) -> str:
+        """Return what units call it, so that caches never take it for another of its name."""
+        return f"{name}{_MARK}{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterCheck:
+    """What a unit found in an adapter's files."""
+
+    version: str = ""  # as `LoadedAdapter.version`; empty where there is a problem
+    problem: str = ""  # why its base cannot take it, naming file and tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRefusal:
+    """Why the controller did not load or unload an adapter; a value, as Ray hides errors."""
+
+    message: str
+    code: str = "invalid_value"  # or "model_not_found", "model_loading"
+    param: str | None = None  # field of the operator's request

@@ -1,0 +1,1 @@
+"""Routes of operators that change what is served."""
