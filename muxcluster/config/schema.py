@@ -103,6 +103,31 @@ class AdapterSection(Section):
     """Directory with adapter_config.json and adapter_model.safetensors, relative to the file."""
 
 
+class SpeculationSection(Section):
+    """Guesses of the next output tokens, several of which one step checks."""
+
+    method: Literal["ngram"]
+    """`ngram`: what followed a request's last tokens where they occur in its prompt and output
+    before (prompt lookup)."""
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=64)] = 4
+    """Most tokens that are guessed of a request at once."""
+    prompt_lookup_max: Annotated[int, Field(ge=1, le=64)] = 4
+    """Of a request's last tokens, so many are looked for at most; the longest match counts."""
+    prompt_lookup_min: Annotated[int, Field(ge=1, le=64)] = 2
+    """Nothing is guessed where fewer are found."""
+    when: Literal["gains", "always"] = "gains"
+    """`gains`: only while it is measured to make more tokens a second at the load of the moment;
+    `always` is for comparison."""
+    acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Part of the guesses that are right, which `simulate` counts on; nothing else reads it."""
+
+    @model_validator(mode="after")
+    def _has_matches(self) -> "SpeculationSection":
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError("prompt_lookup_min is more than prompt_lookup_max")
+        return self
+
+
 class ModelSection(Section):
     """One model."""
 
@@ -187,6 +212,9 @@ class ModelSection(Section):
     adapters: list[AdapterSection] = []
     """LoRA adapters of this model, each served as a model of its own, in the same jobs and the same
     KV pool."""
+    speculation: SpeculationSection | None = None
+    """Speculative decoding: without this section there is none. Outputs stay as they are. The model
+    must run on the paged backend."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> "ModelSection":

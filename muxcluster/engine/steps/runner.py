@@ -240,6 +240,8 @@ def load_forward(
     model = load(spec, unit.device, group, is_checked=is_checked)
     if spec.adapters and isinstance(model, Encoder | DenseModel):
         raise LoadError(Path(spec.path, "config.json"), "its adapters need the paged backend")
+    if spec.speculation is not None and isinstance(model, Encoder | DenseModel):
+        raise LoadError(Path(spec.path, "config.json"), "speculation needs the paged backend")
     if isinstance(model, Encoder):
         return model
     if isinstance(model, DenseModel):
