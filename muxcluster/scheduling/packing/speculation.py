@@ -38,8 +38,8 @@ from muxcluster.scheduling.steptime.model import StepTimes
 
 # Chance of a model's drafts before any was checked, which counts as so many checked ones; that of
 # its model counts as so many of a request's own.
-_CHANCE, _CHANCE_WEIGHT, _MODEL_WEIGHT = 0.7, 8.0, 3.0
-_MODEL_FADING, _REQUEST_FADING = 0.98, 0.8
+_CHANCE, _CHANCE_WEIGHT, _MODEL_WEIGHT = 0.7, 8.0, 2.0
+_MODEL_FADING, _REQUEST_FADING = 0.98, 0.9
 _LEAST_GAIN = 1.15  # tokens' worth over costs, from which on a draft is taken
 # A row whose drafts are not expected to gain has one in every so many jobs, if a draft that is
 # surely right would gain so much: its text may have changed.
@@ -49,8 +49,9 @@ _COST_FADING = 0.95  # weight of what was measured before, at each job with draf
 _LEAST_COST = 0.25  # of the predicted one: noise of measurements makes no draft free
 # After so many jobs with drafts one has none: what it takes without must stay known.
 _MOST_IN_A_ROW = 32
-# Drafts make the step of rows without any longer by this part of it at most.
-_MOST_LONGER = 0.25
+# Drafts make a step longer by this part of it at most: where some rows have none, and at all, for
+# others wait for the step, too.
+_MOST_LONGER, _MOST_LONGER_FOR_ALL = 0.25, 1.0
 
 
 def may_speculate(spec: ModelSpec, *, is_simulated: bool = False) -> bool:
@@ -226,7 +227,7 @@ class Speculation:
                 found.append(_Guess(place, chance, tokens))
                 if is_first:
                     break
-        if price is not None and not spec.is_forced and len(found) < len(rows):
+        if price is not None and not spec.is_forced:
             room = min(room, _bearable(model, rows, found, price))
         return _first(found, room)
 
@@ -300,13 +301,15 @@ def _guess(
 def _bearable(
     model: ModelState, rows: TableRows, found: Sequence[_Guess], price: _Price
 ) -> int:
-    """Return how many drafts the rows that have none bear: their step is longer, for nothing."""
+    """Return how many drafts a job of `rows` may have, where `found` are those that gain."""
     if price.cost_s <= 0:
         return sum(len(each.tokens) for each in found)
     table = model.running
+    others = np.delete(rows, [each.place for each in found])
+    if not len(others):
+        return int(_MOST_LONGER_FOR_ALL * price.step_s / price.cost_s)
     most_s = _MOST_LONGER * price.step_s
     if table.has_targets:
-        others = np.delete(rows, [each.place for each in found])
         tpot_s = float(table.tpot_s[others].min(initial=np.inf))
         most_s = min(most_s, max(0.0, tpot_s - price.step_s))
     return int(most_s / price.cost_s)

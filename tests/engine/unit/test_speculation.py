@@ -225,8 +225,9 @@ def test_workers_killed_and_rows_preempted_change_no_token(tiny: ModelBuilder, l
     executor = RecordingExecutor(spec)
     with running(spec, executor) as (unit, sink):
         submit(unit, asked, sampling, seeded=True)
-        for number in range(3):
-            sink.wait_for_tokens(next(iter(asked)), 3 + 8 * number)
+        first, *_, last = asked
+        for name, count in ((first, 3), (last, 12)):
+            sink.wait_for_tokens(name, count)
             os.kill(workers_of(executor.owner_pid, len(spec.workers))[0], signal.SIGKILL)
         sink.wait_for_ends(len(asked))
         check_lengths(sink, asked, NUM_TOKENS)
