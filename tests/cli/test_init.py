@@ -15,7 +15,6 @@ from tests.cli.calls import call, refusal
 from tests.core.test_adapter_files import write as write_adapter
 from tests.models import tiny_config
 
-
 LOOKUP = {"method": "ngram", "num_speculative_tokens": 5}
 
 

@@ -287,9 +287,7 @@ def _most(spec: SpeculationSpec, record: DraftRecord, chance: float, price: _Pri
     return int(record.num_without >= _RETRY_JOBS and share * _RETRY_GAIN < 1)
 
 
-def _guess(
-    model: ModelState, spec: SpeculationSpec, row: int, most: int
-) -> NDArray[np.int32]:
+def _guess(model: ModelState, spec: SpeculationSpec, row: int, most: int) -> NDArray[np.int32]:
     """Return up to `most` drafts of a row, int32 [n]."""
     table = model.running
     if not table.keeps_output:  # a simulator's, where every token is 0
@@ -298,9 +296,7 @@ def _guess(
     return looked_up(table.tokens(row), most, longest=longest, shortest=shortest)
 
 
-def _bearable(
-    model: ModelState, rows: TableRows, found: Sequence[_Guess], price: _Price
-) -> int:
+def _bearable(model: ModelState, rows: TableRows, found: Sequence[_Guess], price: _Price) -> int:
     """Return how many drafts a job of `rows` may have, where `found` are those that gain."""
     if price.cost_s <= 0:
         return sum(len(each.tokens) for each in found)

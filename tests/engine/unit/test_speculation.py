@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from muxcluster.core.errors import LoadError
 from muxcluster.core.job import DraftTokens, Rows, TokenLogprobs
@@ -19,6 +20,7 @@ from muxcluster.engine.sampling.results import RowsResult
 from muxcluster.engine.steps import runner
 from muxcluster.engine.steps.runner import UnitRunner
 from muxcluster.engine.steps.verification import draft_places, sampled_places, verified
+from muxcluster.scheduling.packing import speculation
 from tests.amounts import slow
 from tests.engine.conftest import ModelBuilder
 from tests.engine.live_units import RecordingExecutor, workers_of
@@ -39,10 +41,11 @@ FORCED = SpeculationSpec(num_tokens=5, shortest_match=1, is_forced=True)
 # Only these are likely, so that outputs drawn at random often go on as they did before.
 FEW = tuple((token, 30.0) for token in (5, 6, 7))
 NUM_TOKENS = 40
+Outputs = Mapping[str, list[int]]
 
 
-def speculating(spec: UnitSpec, speculation: SpeculationSpec = FORCED) -> UnitSpec:
-    models = tuple(replace(model, speculation=speculation) for model in spec.models)
+def speculating(spec: UnitSpec) -> UnitSpec:
+    models = tuple(replace(model, speculation=FORCED) for model in spec.models)
     return replace(spec, models=models)
 
 
@@ -70,24 +73,43 @@ def num_accepted(unit: SteppedUnit) -> int:
     return sum(each.num_accepted_tokens for each in unit.scheduler.stats(0.0, "u").models)
 
 
+def guess_by(
+    monkeypatch: pytest.MonkeyPatch, prompts: Mapping[str, list[int]], outputs: Outputs
+) -> None:
+    """Let drafts be what follows, a third of them wrong: random models repeat little of a text."""
+    texts = [prompts[name] + output for name, output in outputs.items()]
+    rng = random.Random(5)
+
+    def looked_up(tokens: NDArray[np.int32], most: int, **_: int) -> NDArray[np.int32]:
+        known = tokens.tolist()
+        (text,) = (each for each in texts if each[: len(known)] == known)
+        found = text[len(known) :][: rng.randint(0, most)]
+        wrong = [rng.randrange(512) if rng.random() < 0.3 else token for token in found]
+        return np.array(wrong, dtype=np.int32)
+
+    monkeypatch.setattr(speculation, "looked_up", looked_up)
+
+
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3", "opt", "mistral", *slow("qwen2", "mixtral", "gemma2", "gpt_oss")]
+    "family", ["llama", "mistral", *slow("opt", "qwen3", "qwen2", "mixtral", "gemma2", "gpt_oss")]
 )
 def test_greedy_tokens_are_those_of_hugging_face_in_fewer_jobs(
-    tiny: ModelBuilder, family: str
+    tiny: ModelBuilder, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = spec_of([tiny(family)], lane="mixed", partition="none")
-    name = spec.models[0].name
-    asked = repeating(name, 3)
+    asked = repeating(spec.models[0].name, 3)
     requests = [request_of(each, prompt, greedy(NUM_TOKENS)) for each, prompt in asked.items()]
-    plain, without = outcome(spec, requests)
-    found, unit = outcome(speculating(spec), requests)
-    assert found == plain
+    engine = UnitRunner(spec)
+    plain, without = outcome(spec, requests, engine)
     oracle = GreedyOracle(tiny(family))
     for each, prompt in asked.items():
-        oracle.check(prompt, found[each])
-    assert num_accepted(unit) > 0
-    assert len(unit.jobs) < len(without.jobs)
+        oracle.check(prompt, plain[each])
+    assert outcome(speculating(spec), requests, engine)[0] == plain
+    guess_by(monkeypatch, asked, plain)
+    found, unit = outcome(speculating(spec), requests, engine)
+    assert found == plain
+    assert num_accepted(unit) > NUM_TOKENS
+    assert len(unit.jobs) < 0.8 * len(without.jobs)
 
 
 SAMPLINGS = {
@@ -125,11 +147,12 @@ def test_seeded_tokens_are_the_same(tiny: ModelBuilder, kind: str) -> None:
         )
         for number, (each, prompt) in enumerate(repeating(name, 5).items())
     ]
-    plain, without = outcome(spec, requests)
-    found, unit = outcome(speculating(spec), requests)
+    engine = UnitRunner(spec)
+    plain, without = outcome(spec, requests, engine)
+    found, unit = outcome(speculating(spec), requests, engine)
     assert found == plain
     assert num_accepted(unit) > 0
-    assert len(unit.jobs) < len(without.jobs)
+    assert len(unit.jobs) < len(without.jobs) or kind == "stop"  # which ends early
 
 
 class LoggedUnit(SteppedUnit):
@@ -181,38 +204,36 @@ def tape(monkeypatch: pytest.MonkeyPatch, torch_only: None) -> TapeCapture:
     return TapeCapture(monkeypatch)
 
 
-@pytest.mark.parametrize("kind", ["greedy", "drawn", "edited"])
+@pytest.mark.parametrize("kind", ["drawn", "edited"])
 def test_steps_on_a_device_check_drafts_too(
-    tiny: ModelBuilder, tape: TapeCapture, kind: str
+    tiny: ModelBuilder, tape: TapeCapture, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Tokens drawn there, and tokens that the host's sampler chooses."""
     sampling = {
-        "greedy": greedy(NUM_TOKENS),
-        "drawn": SamplingParams(temperature=0.5, top_k=2, max_tokens=NUM_TOKENS, ignore_eos=True),
-        "edited": replace(SAMPLINGS["penalties"], max_tokens=NUM_TOKENS, ignore_eos=True),
+        "drawn": SamplingParams(temperature=0.8, top_k=20),
+        "edited": SAMPLINGS["penalties"],
     }[kind]
+    sampling = replace(sampling, max_tokens=20, ignore_eos=True)
     spec = spec_of([tiny("llama")], lane="mixed", partition="none")
+    asked = repeating(spec.models[0].name, 3)
     requests = [
         request_of(name, prompt, replace(sampling, seed=number))
-        for number, (name, prompt) in enumerate(repeating(spec.models[0].name, 3).items())
+        for number, (name, prompt) in enumerate(asked.items())
     ]
-    plain, without = outcome(spec, requests, UnitRunner(spec, capture=tape))
-    asked = speculating(spec)
-    found, unit = outcome(asked, requests, UnitRunner(asked, capture=tape))
+    engine = UnitRunner(spec, capture=tape)
+    plain, without = outcome(spec, requests, engine)
+    guess_by(monkeypatch, asked, plain)
+    found, unit = outcome(speculating(spec), requests, engine)
     assert found == plain
-    drafted = sum(each.num_draft_tokens for each in unit.scheduler.stats(0.0, "u").models)
-    assert drafted > 0
-    if kind != "drawn":
-        assert num_accepted(unit) > 0
-        assert len(unit.jobs) < len(without.jobs)
+    assert num_accepted(unit) > 20
+    assert len(unit.jobs) < 0.8 * len(without.jobs)
 
 
 @pytest.mark.parametrize("lane", ["mixed", *slow("adbs", "temporal")])
 @pytest.mark.usefixtures("fast_children")
 def test_workers_killed_and_rows_preempted_change_no_token(tiny: ModelBuilder, lane: str) -> None:
     """Real processes, jobs sent ahead where no drafts are expected, a pool that is too small."""
-    directories = [tiny("llama"), tiny("opt")]
-    plain = spec_of(directories, lane=lane, num_columns=14)
+    plain = spec_of([tiny("llama"), tiny("opt")], lane=lane, num_columns=14)
     plain = replace(plain, scheduler=replace(plain.scheduler, pipeline_depth=2))
     asked: dict[str, list[int]] = {}
     for model in plain.models:
@@ -285,7 +306,7 @@ def test_a_model_with_a_cache_of_its_own_is_refused(tiny: ModelBuilder) -> None:
 
 
 def test_tokens_of_a_row_are_kept_up_to_the_first_wrong_draft() -> None:
-    """`verified`, by hand: a row without drafts, one whose second draft is wrong, a chunk, one whose
+    """`verified`, by hand: a row without drafts, one whose second is wrong, a chunk, and one whose
     drafts are all right."""
     drafts = DraftTokens(np.array([0, 3, 0, 1], np.int32), np.array([11, 12, 13, 21], np.int32))
     rows = Rows(
