@@ -33,6 +33,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("models[].adapters[]", schema.AdapterSection),
     ("models[].batch", schema.BacklogSection),
     ("models[].slo", schema.SloSection),
+    ("models[].speculation", schema.SpeculationSection),
     ("cluster", schema.ClusterSection),
     ("cluster.nodes[]", schema.NodeSection),
     ("policy", schema.PolicySection),
