@@ -79,7 +79,7 @@ def test_random_runs_end(lane: str) -> None:
     The fake worker's memory keeps what wrong drafts have written until it is written again.
     """
     num_drafted = num_accepted = 0
-    for seed, packing in product(range(examples(2, 30)), ("priority", "hybrid", "round-robin")):
+    for seed, packing in product(range(examples(2, 30)), ("priority", "hybrid")):
         rng = random.Random(f"speculation {lane} {packing} {seed}")
         spec = unit_spec(
             speculating(windowed() if seed % 2 else mixed_models()),
@@ -93,7 +93,8 @@ def test_random_runs_end(lane: str) -> None:
             pipeline_depth=rng.choice((1, 2)),
         )
         rig = Rig(spec, seed)
-        requests = random_requests(rng, f"{rng.choice(('loop', 'loop', ''))}{seed}", 16)
+        name = "loop" if seed < 2 else rng.choice(("loop", ""))
+        requests = random_requests(rng, f"{name}{seed}", 16)
         if rng.random() < 0.3:
             requests = [
                 replace(each, sampling=replace(each.sampling, constraint=ANY, ignore_eos=False))
