@@ -29,9 +29,6 @@ class Finished:
     stop_token: int | None = None
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache at first admission
     num_preemptions: int = 0
-    # num_drafted, num_accepted: draft tokens that were checked, and those of them in the output
-    num_drafted: int = 0
-    num_accepted: int = 0
     # queue_s, prefill_s, decode_s: seconds from add to first launch, to first token, to the end
     queue_s: float = 0.0
     prefill_s: float = 0.0
@@ -54,6 +51,9 @@ class Finished:
     # "non_finite_logits": it fails because its logits are NaN or infinite; "replica_lost": the unit
     # failed while it ran; "model_failed": its model's weights cannot be loaded
     code: str = ""
+    # num_drafted, num_accepted: draft tokens that were checked, and those of them in the output
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
