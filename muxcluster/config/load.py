@@ -350,6 +350,9 @@ def _check_speculation(
     if facts.embedding is not None or facts.scoring is not None:
         message = "a model of embeddings or scores has no output tokens"
         raise source.error((*at, "speculation"), message)
+    if facts.shape.num_state_layers:
+        message = "a model that keeps states of its text cannot take a token back"
+        raise source.error((*at, "speculation"), message)
     if facts.is_dense or section.backend == "dense":
         raise source.error((*at, "speculation"), "a model on the dense backend has none")
 

@@ -67,3 +67,10 @@ def test_what_cannot_be_is_refused(file: Path, old: str, new: str, message: str)
     file.write_text(FILE.replace(old, new, 1))
     with pytest.raises(ConfigError, match=message):
         load_config(file)
+
+
+def test_a_model_with_states_is_refused(write: Write, model_directory: MakeModel) -> None:
+    layers = ["mamba", "full_attention"]
+    model_directory("tiny", model_type="new", state_size=8, conv_kernel=4, layer_types=layers)
+    with pytest.raises(ConfigError, match="cannot take a token back"):
+        load_config(write(FILE))
