@@ -28,7 +28,8 @@ contents = (
     (
         "Concepts",
         "concepts",
-        "placement scheduling kv-pool residency sm-shares structured-outputs offline-orders",
+        "placement scheduling kv-pool residency sm-shares structured-outputs speculation "
+        "offline-orders",
     ),
     ("Reference", "reference", "cli config http python metrics errors support"),
     ("Operations", "operations", "failures security threat-model tenants troubleshooting"),

@@ -236,6 +236,7 @@ def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredMode
     _check_lengths(section, length, at, source)
     _check_backlog(section, length, at, source)
     adapters = _adapters(section, facts, at, source)
+    _check_speculation(section, facts, at, source)
     return ConfiguredModel(section, path, facts, length, adapters)
 
 
@@ -352,6 +353,23 @@ def _with_kv_dtype(
         return with_kv_dtype(facts, section.kv_dtype)
     except ShapeError as error:
         raise source.error((*at, "kv_dtype"), str(error)) from error
+
+
+def _check_speculation(
+    section: ModelSection, facts: ModelFacts, at: Location, source: _Source
+) -> None:
+    """Refuse to guess the output of a model that has none, or whose backend computes no position
+    again."""
+    if section.speculation is None:
+        return
+    if facts.embedding is not None or facts.scoring is not None:
+        message = "a model of embeddings or scores has no output tokens"
+        raise source.error((*at, "speculation"), message)
+    if facts.shape.num_state_layers:
+        message = "a model that keeps states of its text cannot take a token back"
+        raise source.error((*at, "speculation"), message)
+    if facts.is_dense or section.backend == "dense":
+        raise source.error((*at, "speculation"), "a model on the dense backend has none")
 
 
 def _check_lengths(section: ModelSection, longest: int, at: Location, source: _Source) -> None:

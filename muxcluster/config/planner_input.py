@@ -9,7 +9,7 @@ from muxcluster.config.profiles import read_profile
 from muxcluster.config.schema import ModelSection, NodeSection, PolicySection
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.residency import Residency
-from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.core.unitspec import SchedulerSpec, SpeculationSpec
 from muxcluster.placement.cost import Profile
 from muxcluster.placement.execution import CannotRun, UnitPolicy, check_partition
 from muxcluster.placement.hardware import GIB, Gpu, cpu, gpu_named, local_cores, local_memory_bytes
@@ -161,6 +161,7 @@ def _demand(model: ConfiguredModel, dtype: str) -> Demand:
         is_rounded=model.facts.is_rounded,
         constrained_share=section.constrained_share,
         adapter_bytes=ITEMSIZE[dtype] * _adapter_elements(model),
+        speculation=_speculation(section),
     )
 
 
@@ -177,6 +178,19 @@ def _adapter_elements(model: ConfiguredModel) -> int:
     attention = 4 * shape.hidden_size + 2 * heads
     mlp = 3 * (shape.hidden_size + shape.intermediate_size)
     return found + places.count * places.rank * shape.num_layers * (attention + mlp)
+
+
+def _speculation(section: ModelSection) -> SpeculationSpec | None:
+    asked = section.speculation
+    if asked is None:
+        return None
+    return SpeculationSpec(
+        num_tokens=asked.num_speculative_tokens,
+        longest_match=asked.prompt_lookup_max,
+        shortest_match=asked.prompt_lookup_min,
+        is_forced=asked.when == "always",
+        acceptance=asked.acceptance,
+    )
 
 
 def _backlog(section: ModelSection, part: float) -> Backlog | None:

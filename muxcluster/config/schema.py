@@ -113,6 +113,31 @@ class AdapterPlacesSection(Section):
     """Their highest rank; memory is kept for `count` adapters of this rank of all linears."""
 
 
+class SpeculationSection(Section):
+    """Guesses of the next output tokens, several of which one step checks."""
+
+    method: Literal["ngram"]
+    """`ngram`: what followed a request's last tokens where they occur in its prompt and output
+    before (prompt lookup)."""
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=64)] = 4
+    """Most tokens that are guessed of a request at once."""
+    prompt_lookup_max: Annotated[int, Field(ge=1, le=64)] = 4
+    """Of a request's last tokens, so many are looked for at most; the longest match counts."""
+    prompt_lookup_min: Annotated[int, Field(ge=1, le=64)] = 2
+    """Nothing is guessed where fewer are found."""
+    when: Literal["gains", "always"] = "gains"
+    """`gains`: only while it is measured to make more tokens a second at the load of the moment;
+    `always` is for comparison."""
+    acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Part of the guesses that are right, which `simulate` counts on; nothing else reads it."""
+
+    @model_validator(mode="after")
+    def _has_matches(self) -> "SpeculationSection":
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError("prompt_lookup_min is more than prompt_lookup_max")
+        return self
+
+
 class ModelSection(Section):
     """One model."""
 
@@ -200,6 +225,9 @@ class ModelSection(Section):
     adapter_places: AdapterPlacesSection | None = None
     """Lets LoRA adapters come and go while the model is served (`/v1/load_lora_adapter`, with
     `server.adapter_folders`). By default none may come."""
+    speculation: SpeculationSection | None = None
+    """Speculative decoding: without this section there is none. Outputs stay as they are. The model
+    must run on the paged backend."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> "ModelSection":

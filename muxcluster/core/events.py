@@ -51,6 +51,9 @@ class Finished:
     # "non_finite_logits": it fails because its logits are NaN or infinite; "replica_lost": the unit
     # failed while it ran; "model_failed": its model's weights cannot be loaded
     code: str = ""
+    # num_drafted, num_accepted: draft tokens that were checked, and those of them in the output
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,20 +57,46 @@ class SharedPrefixes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DraftTokens:
+    """Tokens that a job's rows are expected to sample, and that it checks.
+
+    A row's drafts are the last tokens that it processes. It samples a token behind each of them,
+    too, and yields these up to the first that differs from its draft.
+    """
+
+    counts: NDArray[np.int32]  # int32 [rows], drafts of each row, fewer than it processes tokens
+    tokens: NDArray[np.int32]  # int32 [sum(counts)], row after row
+
+    def of(self, rows: slice | NDArray[np.integer] | NDArray[np.bool_]) -> "DraftTokens":
+        """Return the drafts of some rows."""
+        counts, firsts = self.counts[rows], (self.counts.cumsum() - self.counts)[rows]
+        places = np.arange(int(counts.sum())) + (firsts - counts.cumsum() + counts).repeat(counts)
+        return DraftTokens(counts, self.tokens[places])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """The sequences of a job, one entry a row, all arrays of length [rows]."""
 
     table_rows: NDArray[np.int32]  # int32, the sequence's row in its model's tables
     starts: NDArray[np.int32]  # int32, position of the first token processed
-    # int32 ≥ 1, tokens processed: history[table_row, start : start + count] (shared memory)
+    # int32 ≥ 1, tokens processed: history[table_row, start : start + count] (shared memory), where
+    # the worker writes the drafts among them first
     counts: NDArray[np.int32]
     # Bool, True if the row's last token yields an output token (written to
     # history[table_row, start + count]); False for a prefill chunk that does not end its prompt
     samples: NDArray[np.bool_]
     prefixes: SharedPrefixes | None = None  # None if no rows share a prefix
+    drafts: DraftTokens | None = None  # None if no row has any
 
     def __len__(self) -> int:
         return len(self.table_rows)
+
+    @property
+    def ends(self) -> NDArray[np.int32]:
+        """Position behind the last token of each row that is no draft, int32 [rows]."""
+        ends: NDArray[np.int32] = self.starts + self.counts
+        return ends if self.drafts is None else ends - self.drafts.counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

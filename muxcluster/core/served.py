@@ -106,6 +106,9 @@ class ModelStats:
     num_constrained: int = 0  # requests with a constraint that came
     mask_wait_s: float = 0.0  # of jobs, for what constraints allow
     num_forced: int = 0  # output tokens without a step of their own: constraints left no choice
+    num_drafts: int = 0  # times that a row had draft tokens in a job
+    num_draft_tokens: int = 0  # of all these times
+    num_accepted_tokens: int = 0  # draft tokens that became output
     backend: str = "paged"  # "paged", "dense" or "encoder"; "auto" until the model is loaded
     # False while `rate_per_s` is the plan's, because no request has come
     is_rate_measured: bool = False

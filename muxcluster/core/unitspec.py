@@ -22,6 +22,24 @@ class AdapterSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationSpec:
+    """How the next output tokens of a model's requests are guessed, to be checked in one step.
+
+    Prompt lookup (Saxena 2023; `ngram` of vLLM): what followed the last tokens of a request where
+    they occur in its prompt and output before.
+    """
+
+    num_tokens: int = 4  # most draft tokens of a row in one job
+    # longest_match, shortest_match: how many of the last tokens must occur before: as many as do,
+    # up to the one, and no fewer than the other
+    longest_match: int = 4
+    shortest_match: int = 2
+    # True: also where drafts are not measured to gain, for comparison and tests
+    is_forced: bool = False
+    acceptance: float = 0.0  # in a simulator: chance that a draft is right; 0: nothing is guessed
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One model of a unit."""
 
@@ -84,6 +102,7 @@ class ModelSpec:
     # their highest rank
     adapter_places: int = 0
     adapter_rank: int = 0
+    speculation: SpeculationSpec | None = None  # None: nothing is guessed
 
     @property
     def num_rows(self) -> int:

@@ -6,6 +6,7 @@ from statistics import NormalDist
 from typing import Literal
 
 from muxcluster.core.residency import Residency
+from muxcluster.core.unitspec import SpeculationSpec
 from muxcluster.placement.cost.profile import Profile
 from muxcluster.placement.execution import UnitPolicy
 from muxcluster.placement.hardware import Gpu
@@ -80,6 +81,7 @@ class Demand:
     is_rounded: bool = False
     constrained_share: float = 0.0  # part of its requests whose output has a constraint
     adapter_bytes: int = 0  # of its adapters, counted whole on every GPU of a mesh
+    speculation: SpeculationSpec | None = None  # how its output is guessed; None: it is not
 
     def worth(self, objective: Objective) -> float:
         """Return what one served request/s adds to the objective; "fewest-gpus" first counts the

@@ -146,6 +146,7 @@ def _model(
         kv_dtype=demand.shape.kv_dtype,
         window=demand.shape.window,
         window_layers=demand.shape.window_layers,
+        speculation=demand.speculation,
     )
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from muxcluster.core.errors import ConstraintFailed, NonFiniteLogits
 from muxcluster.core.events import Event, FinishReason, StepOutput
-from muxcluster.core.job import Job, JobResult, Phase, TokenLogprobs
+from muxcluster.core.job import DraftTokens, Job, JobResult, Phase, Rows, TokenLogprobs
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.scheduling.jobs import result_without_ended, without_ended
 from muxcluster.scheduling.memory.admission import Memory
@@ -89,6 +89,8 @@ class Completion:
         is_named = table.keeps_output or job.phase is not Phase.DECODE
         request_ids = table.request_ids[table_rows.astype(np.intp)].tolist() if is_named else []
         prompt_logprobs = self._new_prompt_logprobs(table.live, job, result.prompt_logprobs)
+        if job.rows.drafts is not None:
+            _count_drafts(model, job.rows, job.rows.drafts, done.kept)
         self._write(model, job, done, now)
         if job.phase is not Phase.DECODE:
             self._end_chunks(model, job, done, now)
@@ -128,12 +130,17 @@ class Completion:
         if done.width == job.max_steps:
             table.append(rows.table_rows, done.tokens, done.width, now)
             return
-        computed, more = rows.starts + rows.counts, np.maximum(done.kept - 1, 0)
+        computed, more = rows.ends, np.maximum(done.kept - 1, 0)
         if job.max_steps > 1:
             # Each step after the first computes the token sampled before it.
             computed = computed + more
         else:
-            model.counters.num_forced += int(more.sum())  # the next job computes them
+            num_more = int(more.sum())
+            if rows.drafts is not None:
+                accepted = np.where(rows.drafts.counts > 0, more, 0)
+                computed = computed + accepted  # as drafts, which they were
+                num_more -= int(accepted.sum())
+            model.counters.num_forced += num_more  # the next job computes them
         table.append_some(rows.table_rows, done.tokens, done.kept, computed, now)
 
     def _end_chunks(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
@@ -212,6 +219,21 @@ class Completion:
 
 def _cut_logprobs(logprobs: Logprobs, kept: NDArray[np.int32]) -> Logprobs:
     return {row: entries[: kept[row]] for row, entries in logprobs.items() if kept[row]}
+
+
+def _count_drafts(
+    model: ModelState, rows: Rows, drafts: DraftTokens, kept: NDArray[np.int32]
+) -> None:
+    """Count what became of drafts. kept: int32 [rows], tokens of the output."""
+    counters = model.counters
+    for row in drafts.counts.nonzero()[0].tolist():
+        live = model.running.at(int(rows.table_rows[row]))
+        num_drafts, num_accepted = int(drafts.counts[row]), max(0, int(kept[row]) - 1)
+        live.num_drafted += num_drafts
+        live.num_accepted += num_accepted
+        counters.num_drafts += 1
+        counters.num_draft_tokens += num_drafts
+        counters.num_accepted_tokens += num_accepted
 
 
 def cut(

@@ -102,7 +102,7 @@ class Failures:
             return
         for row in table.is_suspect[rows.table_rows].nonzero()[0].tolist():
             table_row = int(rows.table_rows[row])
-            live, end = table.at(table_row), int(rows.starts[row] + rows.counts[row])
+            live, end = table.at(table_row), int(rows.ends[row])
             assert live.suspicion is not None
             is_decoding = not table.is_prefilling[table_row]
             if live.suspicion.is_refuted(job.phase, end, is_decoding=is_decoding):
@@ -133,7 +133,7 @@ class Failures:
         live.suspicion = suspicion(
             live.suspicion,
             job.phase,
-            int(job.rows.starts[row] + job.rows.counts[row]),
+            int(job.rows.ends[row]),
             len(job.rows),
             is_decoding=not model.running.is_prefilling[table_row],
             is_certain=is_certain,

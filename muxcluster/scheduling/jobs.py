@@ -35,7 +35,8 @@ class JobBuilder:
         if phase is Phase.DECODE:  # each row's last known token
             samples = np.ones(len(rows), dtype=np.bool_)
         else:
-            samples = starts + batch.counts == table.num_tokens[rows]
+            known = batch.counts if batch.drafts is None else batch.counts - batch.drafts.counts
+            samples = starts + known == table.num_tokens[rows]
         if model.kv.slides:
             has_blocks = starts + batch.counts <= model.kv.capacity[rows]
             assert has_blocks.all(), "a job computes tokens that have no blocks"
@@ -56,6 +57,7 @@ class JobBuilder:
                 batch.counts,
                 samples,
                 self._prefixes(model, rows, batch.counts),
+                batch.drafts,
             ),
             tables=self._tables(model, batch),
             admissions=tuple([self._admission(model, row, now) for row in batch.admitted]),
@@ -164,7 +166,14 @@ def without_ended(memory: Memory, model: ModelState, job: Job) -> Job:
     for row in rows.table_rows[is_over].tolist():
         memory.end_writes(model, row)
     kept = ~is_over
-    left = Rows(rows.table_rows[kept], rows.starts[kept], rows.counts[kept], rows.samples[kept])
+    drafts = None if rows.drafts is None else rows.drafts.of(kept)
+    left = Rows(
+        rows.table_rows[kept],
+        rows.starts[kept],
+        rows.counts[kept],
+        rows.samples[kept],
+        drafts=drafts,
+    )
     return replace(job, rows=left)
 
 

@@ -20,6 +20,7 @@ from muxcluster.kvcache.pool import Shortage
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.view import Lane, LaneView, turns_before
 from muxcluster.scheduling.packing.batch import Packing
+from muxcluster.scheduling.packing.speculation import Speculation
 
 
 class Pipelining:
@@ -31,6 +32,7 @@ class Pipelining:
         lane: Lane,
         packing: Packing,
         builder: JobBuilder,
+        speculation: Speculation,
         *,
         joins_forced: bool = False,
     ) -> None:
@@ -40,6 +42,7 @@ class Pipelining:
         self._lane = lane
         self._packing = packing
         self._builder = builder
+        self._speculation = speculation
         self._joins_forced = joins_forced
 
     def next_jobs(self) -> list[Job]:
@@ -61,6 +64,8 @@ class Pipelining:
         if view.shares.follower(job) is not None or not self._is_plain(job):
             return None
         if not self._packing.decodes_all(model) or turns_before(self._lane, view, job) is None:
+            return None
+        if self._speculation.is_expected(model, job):
             return None
         table_rows = job.rows.table_rows
         stays = table.is_live[table_rows] & (
@@ -86,6 +91,8 @@ class Pipelining:
         model, rows = self._models[job.model], job.rows
         table = model.running
         if job.phase is Phase.PREFILL or job.max_steps > 1 or job.copies:
+            return False
+        if rows.drafts is not None:
             return False
         if (
             table.has_aborted

@@ -32,6 +32,7 @@ from muxcluster.scheduling.memory.batch_memory import BatchMemory
 from muxcluster.scheduling.memory.quotas import Adaptation, QuotaBalancer
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.scheduling.packing.batch import Packing, Turn
+from muxcluster.scheduling.packing.speculation import Speculation
 from muxcluster.scheduling.pipelining import Pipelining
 from muxcluster.scheduling.residency.moves import resident_at_start
 from muxcluster.scheduling.residency.policy import Room
@@ -93,6 +94,11 @@ class UnitScheduler:
             self._limits,
             self._times,
         )
+        self._speculation = Speculation(self._memory, self._limits, self._times)
+        # Of step times nobody else tells it where neither packing nor judge need them.
+        self._learns_times = (
+            self._speculation.is_on and not packing.predicts and self._judge is None
+        )
         self._builder = JobBuilder(saves=lends)
         self._view = LaneView(
             self._memory, self._shares, self._packing, self._times, policy.token_budget
@@ -118,6 +124,7 @@ class UnitScheduler:
                 self._lane,
                 self._packing,
                 self._builder,
+                self._speculation,
                 joins_forced=spec.joins_forced,
             )
         self._failures = Failures(self._memory)
@@ -276,6 +283,7 @@ class UnitScheduler:
             batch = self._packing.pack(model, phase, turn)
             if len(batch) == 0:
                 continue  # memory lets no row of it run now
+            batch = self._speculation.with_drafts(model, phase, place.share, batch)
             job = self._builder.build(model, phase, place, batch, now)
             self._shares.start(job, now)
             self._view.count(job)
@@ -288,12 +296,18 @@ class UnitScheduler:
         seconds = self._end(job, now)
         if seconds is None:
             return events_only([])
-        # Only jobs that ran to their end say how long such jobs take.
-        self._packing.observe(job, seconds, len(self._shares.running))
+        model = self._models[job.model]
+        num_beside = len(self._shares.running)
+        self._speculation.observe(model, job, result.counts, seconds, num_beside)
+        # Only jobs that ran to their end say how long such jobs take, and those with drafts say
+        # nothing of others.
+        if job.rows.drafts is None:
+            self._packing.observe(job, seconds, num_beside)
+            if self._learns_times:
+                self._times.observe(job, seconds, num_beside)
         if self._judge is not None:
             since_s = self._shares.running_since_s(now)
             self._judge.ended(job, seconds, min(since_s, now - seconds), now)
-        model = self._models[job.model]
         self._memory.end_copies(job, now, succeeded=True)
         model.peak_blocks = max(model.peak_blocks, model.kv.used)
         if follower is not None:
@@ -366,7 +380,7 @@ class UnitScheduler:
         do not run yet take turns with the one that does.
         """
         # Blocks may have come free after prompts had been passed over.
-        if self._memory.has_preempted or not self._packing.repeats:
+        if self._memory.has_preempted or not self._packing.repeats or self._speculation.is_on:
             return {}
         return self._fast_forward.limits(first)
 

@@ -1,5 +1,6 @@
 """`muxcluster init`: a file that loads, from folders, the cache, ids, and other servers' files."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from muxcluster.config.load import Config, load_config
 from tests.cli.calls import call, refusal
 from tests.core.test_adapter_files import write as write_adapter
 from tests.models import tiny_config
+
+LOOKUP = {"method": "ngram", "num_speculative_tokens": 5}
 
 
 @pytest.fixture(autouse=True)
@@ -158,6 +161,14 @@ def test_a_script_of_vllm_commands(capsys: pytest.CaptureFixture[str], tmp_path:
             Model("b", "a/b", "without --tool-call-parser pythonic", {"reasoning": "think"}),
         ),
         ("vllm serve a/b --max-model-len 32k", Model("b", "a/b", "", {"max_model_len": 32000})),
+        (
+            f"vllm serve a/b --speculative-config '{json.dumps(LOOKUP)}'",
+            Model("b", "a/b", "", {"speculation": LOOKUP}),
+        ),
+        (
+            """vllm serve a/b --speculative-config '{"method":"eagle"}'""",
+            Model("b", "a/b", """without --speculative-config {"method":"eagle"}"""),
+        ),
         ("vllm serve a/b --max-model-len 1K", Model("b", "a/b", "", {"max_model_len": 1024})),
         ("vllm serve a/b --max_model_len auto", Model("b", "a/b", "without --max-model-len auto")),
         ("vllm serve --port 1 a/b -q awq", Model("b", "a/b")),

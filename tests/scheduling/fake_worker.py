@@ -19,7 +19,12 @@ EOS = 7
 
 
 def token_of(request_id: str, index: int) -> int:
-    """The output token `index` of a request: what every schedule must produce."""
+    """The output token `index` of a request: what every schedule must produce.
+
+    Those of a request whose name begins with "loop" repeat themselves, but for every twentieth.
+    """
+    if request_id.startswith("loop") and index % 20:
+        index %= 3
     digest = hashlib.blake2b(f"{request_id} {index}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") % VOCAB
 
@@ -91,7 +96,10 @@ class FakeMemory:
             if entries:
                 prompt_logprobs[row] = entries
             steps = job.max_steps if rows.samples[row] else 0
-            new = self._row(key, start, count, steps)
+            drafts: list[int] = []
+            if rows.drafts is not None:
+                drafts = rows.drafts.of(slice(row, row + 1)).tokens.tolist()
+            new = self._row(key, start, count, steps, drafts)
             if job.max_steps == steps == 1 and self._joins_forced:
                 new += self._forced(self._sequences[key])
             tokens += new
@@ -168,8 +176,14 @@ class FakeMemory:
         ):
             self._tables[job.model, row][column] = blocks.copy()
 
-    def _row(self, key: tuple[str, int], start: int, count: int, steps: int) -> list[int]:
+    def _row(
+        self, key: tuple[str, int], start: int, count: int, steps: int, drafts: list[int]
+    ) -> list[int]:
         sequence = self._sequences[key]
+        num_known = len(sequence.tokens)
+        assert not drafts or (steps == 1 and not sequence.is_constrained)
+        assert len(drafts) < count and (not drafts or self._models[key[0]][1].is_positional)
+        sequence.tokens += drafts
         assert start + count <= len(sequence.tokens), "tokens that nobody knows"
         assert (start + count == len(sequence.tokens)) == (steps > 0), "samples is wrong"
         new: list[int] = []
@@ -177,11 +191,18 @@ class FakeMemory:
         self._touch_states(key, start, is_write=False)
         self._write(key, start, start + count)
         self._touch_states(key, start + count, is_write=True)
+        del sequence.tokens[num_known:]  # the keys and values of drafts stay
         for step in range(steps):
             if step:
                 end = len(sequence.tokens)
                 self._write(key, end - 1, end)
                 self._touch_states(key, end, is_write=True)
+            index = len(sequence.tokens) - sequence.num_prompt
+            sequence.tokens.append(token_of(sequence.request_id, index))
+            new.append(sequence.tokens[-1])
+        for draft in drafts:
+            if draft != new[-1]:
+                break
             index = len(sequence.tokens) - sequence.num_prompt
             sequence.tokens.append(token_of(sequence.request_id, index))
             new.append(sequence.tokens[-1])

@@ -34,6 +34,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("models[].adapter_places", schema.AdapterPlacesSection),
     ("models[].batch", schema.BacklogSection),
     ("models[].slo", schema.SloSection),
+    ("models[].speculation", schema.SpeculationSection),
     ("cluster", schema.ClusterSection),
     ("cluster.nodes[]", schema.NodeSection),
     ("policy", schema.PolicySection),

@@ -1,5 +1,6 @@
 """Commands of other servers, `vllm serve …` and llama.cpp's, as models of ours."""
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,6 +72,20 @@ def _one_of(known: Mapping[str, str | None]) -> Callable[[str], str | None]:
     return read
 
 
+_SPECULATION = frozenset(
+    {"method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"}
+)
+
+
+def _speculation(text: str) -> dict[str, Any]:
+    """Return vLLM's JSON of prompt lookup. Raises ValueError for another method."""
+    found: dict[str, Any] = json.loads(text)
+    is_lookup = isinstance(found, dict) and found.get("method") == "ngram"
+    if not is_lookup or not _SPECULATION.issuperset(found):
+        raise ValueError(text)
+    return found
+
+
 # vLLM's option -> key of a model, and how its value is read
 _KEYS: Mapping[str, tuple[str, Callable[[str], Any]]] = MappingProxyType(
     {
@@ -82,6 +97,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[str], Any]]] = MappingProxyType(
         "--reasoning-parser": ("reasoning", _one_of(_REASONING_PARSERS)),
         "--quantization": ("quantize", _one_of(_METHODS)),
         "--kv-cache-dtype": ("kv_dtype", _one_of(_KV_DTYPES)),
+        "--speculative-config": ("speculation", _speculation),
     }
 )
 _CODE = "--trust-remote-code"

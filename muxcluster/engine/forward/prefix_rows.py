@@ -25,6 +25,7 @@ def side_by_side(rows: Rows) -> tuple[Rows, NDArray[np.intp] | None]:
         rows.counts[order],
         rows.samples[order],
         rows.prefixes.of(order),
+        None if rows.drafts is None else rows.drafts.of(order),
     ), order
 
 

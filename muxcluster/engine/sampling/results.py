@@ -29,7 +29,7 @@ class RowsResult:
     refused: Mapping[int, str] = field(default_factory=dict)  # as `Sampled.refused_rows`, by row
     mask_wait_s: float = 0.0  # of all steps
     # Row -> tokens that must follow the one it sampled in the last step, in the history already;
-    # their keys and values are not computed
+    # their keys and values are not computed, but for drafts that were right
     runs: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     vectors: Mapping[int, bytes] = field(default_factory=dict)  # as in `JobResult`
 

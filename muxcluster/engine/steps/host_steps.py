@@ -24,6 +24,7 @@ from muxcluster.engine.sampling.prompt_positions import Asked, PromptPositions
 from muxcluster.engine.sampling.results import Pending, Ready, result_of
 from muxcluster.engine.sampling.sampler import Sampled, sample
 from muxcluster.engine.steps.device.warm_up import WarmUpStep
+from muxcluster.engine.steps.verification import draft_places, sampled_places, verified
 
 
 class RowsForward(Protocol):
@@ -36,7 +37,9 @@ class RowsForward(Protocol):
     def padded(self) -> PaddedBatch | None: ...
 
     def logits(self, rows: Rows, asked: Asked) -> Tensor:
-        """Return fp32 [sampling rows + asked.tokens, vocab], each in order.
+        """Return fp32 [sampled places + asked.tokens, vocab], each in order: see `sampled_places`.
+
+        Only rows of our own attention have draft tokens.
 
         The forward runs even if no logits are wanted.
         """
@@ -71,7 +74,8 @@ class PagedRows:
     def logits(self, rows: Rows, asked: Asked) -> Tensor:
         device, arena = self._pool.device, self._arena
         batch = token_batch(rows.table_rows, rows.starts, rows.counts, device, rows.prefixes)
-        wanted = np.concatenate((batch.ends[rows.samples], asked.tokens))
+        places = sampled_places(rows)
+        wanted = np.concatenate((batch.ends[places.rows] - places.back, asked.tokens))
         tokens = arena.history[batch.token_rows, batch.positions].long()
         attention = self._attention(self._pool, arena, batch)
         some = wanted if len(wanted) else np.zeros(1, dtype=np.int64)
@@ -132,15 +136,20 @@ class HostSteps:
 
     def launch(self, rows: Rows, num_steps: int, *, is_recorded: bool = True) -> Pending:
         """As `ModelRunner.launch`; done on return, and nothing is recorded."""
-        sampling = np.flatnonzero(rows.samples)
+        if rows.drafts is not None:
+            table_rows, positions, drafts = draft_places(rows)
+            where = self._index(table_rows), self._index(positions)
+            self._arena.history[where] = self._tensor(drafts)
+        places = sampled_places(rows)
+        sampling = places.rows
         starts, counts = rows.starts, rows.counts
         steps: list[Sampled] = []
         prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}
         for _ in range(num_steps):
             # Rows that decode take several steps, so groups stay the same.
-            now = Rows(rows.table_rows, starts, counts, rows.samples, rows.prefixes)
+            now = replace(rows, starts=starts, counts=counts)
             asked = self._prompts.of(rows.table_rows, starts, counts)
-            lengths = (starts + counts)[sampling]
+            lengths = (starts + counts)[sampling] - places.back
             mine = rows.table_rows[sampling]
             allowed = self._constrained.begin(mine, lengths, is_last=num_steps == 1)
             logits = self._forward.logits(now, asked)
@@ -150,6 +159,9 @@ class HostSteps:
                 history = self._arena.history
                 prompt_logprobs = asked.logprobs(logits[len(sampling) :], history)
             starts, counts = starts + counts, np.ones_like(counts)
+        if rows.drafts is not None:
+            by_place = result_of(steps, np.arange(len(sampling), dtype=np.intp), prompt_logprobs)
+            return Ready(verified(by_place, places, rows))
         result = result_of(steps, sampling, prompt_logprobs)
         padded = self._forward.padded
         return Ready(result if padded is None else replace(result, padded=padded))

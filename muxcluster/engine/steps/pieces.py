@@ -44,7 +44,8 @@ def cut(rows: Rows, num_threads: int) -> list[slice]:
 def part(rows: Rows, piece: slice) -> Rows:
     prefixes = None if rows.prefixes is None else rows.prefixes.of(piece)
     starts, counts, samples = rows.starts[piece], rows.counts[piece], rows.samples[piece]
-    return Rows(rows.table_rows[piece], starts, counts, samples, prefixes)
+    drafts = None if rows.drafts is None else rows.drafts.of(piece)
+    return Rows(rows.table_rows[piece], starts, counts, samples, prefixes, drafts)
 
 
 def joined(results: Sequence[RowsResult], pieces: Sequence[slice]) -> RowsResult:

@@ -241,6 +241,8 @@ def load_forward(
     has_adapters = bool(spec.adapters or spec.adapter_places)
     if has_adapters and isinstance(model, Encoder | DenseModel):
         raise LoadError(Path(spec.path, "config.json"), "its adapters need the paged backend")
+    if spec.speculation is not None and isinstance(model, Encoder | DenseModel):
+        raise LoadError(Path(spec.path, "config.json"), "speculation needs the paged backend")
     if isinstance(model, Encoder):
         return model
     if isinstance(model, DenseModel):

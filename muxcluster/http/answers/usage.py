@@ -16,6 +16,9 @@ class TokenCounts:
     cached: int  # of the prompt, from the prefix cache; 0 until the end
     output: int
     reasoning: int | None  # of the output, with its tags; None if the model writes no reasoning
+    # drafted, accepted: tokens that were guessed, and those of them in the output; 0 until the end
+    drafted: int = 0
+    accepted: int = 0
 
 
 class UsageTally:
@@ -26,6 +29,7 @@ class UsageTally:
         self._output: dict[int, int] = {}
         self._cached: dict[int, int] = {}
         self._reasoning: dict[int, int] = {}
+        self._drafted: dict[int, tuple[int, int]] = {}
         self._time: EngineTime | None = None
 
     def add(self, delta: ChoiceDelta) -> None:
@@ -33,6 +37,8 @@ class UsageTally:
         self._output[delta.index] = max(delta.num_output_tokens, self._output.get(delta.index, 0))
         if delta.index % self._call.n == 0:
             self._cached[delta.index] = delta.num_cached_tokens
+        if delta.num_drafted:
+            self._drafted[delta.index] = delta.num_drafted, delta.num_accepted
         if delta.num_reasoning_tokens is not None:
             self._reasoning[delta.index] = delta.num_reasoning_tokens
         if delta.time is not None:
@@ -45,6 +51,8 @@ class UsageTally:
             cached=sum(self._cached.values()),
             output=sum(self._output.values()),
             reasoning=sum(self._reasoning.values()) if self._reasoning else None,
+            drafted=sum(drafted for drafted, _ in self._drafted.values()),
+            accepted=sum(accepted for _, accepted in self._drafted.values()),
         )
 
     def timing(self) -> dict[str, object]:
@@ -66,6 +74,12 @@ class UsageTally:
             "total_tokens": counts.prompt + counts.output,
             "prompt_tokens_details": {"cached_tokens": counts.cached},
         }
+        details: dict[str, int] = {}
         if counts.reasoning is not None:
-            usage["completion_tokens_details"] = {"reasoning_tokens": counts.reasoning}
+            details["reasoning_tokens"] = counts.reasoning
+        if counts.drafted:
+            details["accepted_prediction_tokens"] = counts.accepted
+            details["rejected_prediction_tokens"] = counts.drafted - counts.accepted
+        if details:
+            usage["completion_tokens_details"] = details
         return usage | self.timing()

@@ -41,6 +41,9 @@ class ChoiceDelta:
     stop_reason: str | int | None = None  # the stop string or token id that ended it
     num_output_tokens: int = 0  # so far, without surplus tokens
     num_cached_tokens: int = 0  # prompt tokens from the prefix cache; in the last delta
+    # num_drafted, num_accepted: draft tokens, and those of them in the output; in the last delta
+    num_drafted: int = 0
+    num_accepted: int = 0
     time: EngineTime | None = None  # in the last delta
     # the part of `text` of each token, if several came at once and have no logprobs; else empty
     pieces: tuple[str, ...] = ()
@@ -197,6 +200,8 @@ class ChoiceText:
             stop_reason=stop_reason,
             num_output_tokens=self._num_tokens,
             num_cached_tokens=end.num_cached_tokens if end is not None else 0,
+            num_drafted=end.num_drafted if end is not None else 0,
+            num_accepted=end.num_accepted if end is not None else 0,
             parts=parts,
             num_reasoning_tokens=self._num_reasoning if self._may_reason else None,
         )

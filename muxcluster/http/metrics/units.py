@@ -88,6 +88,18 @@ COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
         "Output tokens that took no step of their own: a constraint left no choice.",
         lambda m: m.num_forced,
     ),
+    "vllm:spec_decode_num_drafts": (
+        "Times that draft tokens of a request were checked.",
+        lambda m: m.num_drafts,
+    ),
+    "vllm:spec_decode_num_draft_tokens": (
+        "Draft tokens that were checked.",
+        lambda m: m.num_draft_tokens,
+    ),
+    "vllm:spec_decode_num_accepted_tokens": (
+        "Draft tokens that became output.",
+        lambda m: m.num_accepted_tokens,
+    ),
     "muxcluster:mask_wait_seconds": (
         "Seconds that jobs waited for what constraints allow.",
         lambda m: m.mask_wait_s,

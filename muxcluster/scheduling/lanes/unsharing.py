@@ -99,7 +99,7 @@ class SharingJudge:
         """
         busy_s = now - max(running_since_s, self._last_end_s)
         self._last_end_s = now
-        if self._learns and job.share == 1.0:
+        if self._learns and job.share == 1.0 and job.rows.drafts is None:
             self._times.observe(job, seconds)
         found = self._seconds(job)
         if found.alone_s == 0:

@@ -196,6 +196,20 @@ class Memory:
         grown = model.kv.grow(rows, num_tokens)
         return None if isinstance(grown, Shortage) else grown
 
+    def grow_ahead(
+        self, model: ModelState, rows: TableRows, num_tokens: NDArray[np.int32]
+    ) -> TableDelta | None:
+        """Make room for num_tokens[i] tokens in rows[i], not all of which may come; None: not now.
+
+        Nobody is preempted or lends for it, and a column stays for each sequence that may grow.
+        """
+        needed = model.kv.lack(rows, num_tokens)
+        if needed:
+            reserved = sum(self._reserve(each, Side.RIGHT) for each in self.models)
+            if needed + reserved > self._kv.free + self._kv.evictable:
+                return None
+        return self.try_grow(model, rows, num_tokens)
+
     def grow_free(self, model: ModelState, rows: TableRows) -> tuple[TableRows, TableDelta | None]:
         """Make room for the next token of `rows` (idle, batch), or of the first of them.
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.job import Job, Phase, SlotCopies, TableDelta
+from muxcluster.core.job import DraftTokens, Job, Phase, SlotCopies, TableDelta
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.memory.lending import Restored
 from muxcluster.scheduling.state.model import ModelState
@@ -29,6 +29,7 @@ class Batch:
     max_steps: int = 1  # decode steps
     # Saves what the rows overwrite, and restores rows; None: nobody has looked.
     copies: tuple[SlotCopies, ...] | None = None
+    drafts: DraftTokens | None = None  # the last of `counts`; None: there are none
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -237,7 +238,7 @@ class Draft:
         return Batch(
             rows=_joined(self._rows),
             counts=_joined(self._counts),
-            grown=_merged(self._tables),
+            grown=merged_tables(self._tables),
             admitted=self._admitted,
             copies=tuple(self._copies),
         )
@@ -247,7 +248,7 @@ def _joined(parts: list[TableRows]) -> TableRows:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _merged(deltas: list[TableDelta]) -> TableDelta | None:
+def merged_tables(deltas: list[TableDelta]) -> TableDelta | None:
     if len(deltas) < 2:
         return deltas[0] if deltas else None
     return TableDelta(

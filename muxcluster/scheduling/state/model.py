@@ -45,6 +45,9 @@ class Counters:
     num_constrained: int = 0
     mask_wait_s: float = 0.0
     num_forced: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class Held(NamedTuple):
@@ -357,6 +360,9 @@ class ModelState:
             num_constrained=counters.num_constrained,
             mask_wait_s=counters.mask_wait_s,
             num_forced=counters.num_forced,
+            num_drafts=counters.num_drafts,
+            num_draft_tokens=counters.num_draft_tokens,
+            num_accepted_tokens=counters.num_accepted_tokens,
             batch_blocks=self.kv.batch_used,
             num_lent=self.running.num_lent,
             waiting_tokens=self.waiting.num_tokens + self.running.num_uncomputed,

@@ -15,6 +15,7 @@ from muxcluster.core.hashing import extend_hashes, root_hash
 from muxcluster.core.job import Side
 from muxcluster.core.request import PinnedPrefix, Request, ServiceClass, Slo
 from muxcluster.core.unitspec import ModelSpec
+from muxcluster.scheduling.state.draft_record import DraftRecord
 from muxcluster.scheduling.state.suspicion import Suspicion
 
 _PRIORITY_LIMIT = 2**20
@@ -106,6 +107,10 @@ class LiveRequest:
     has_sampled: bool = False  # it got a token here
     num_cached_tokens: int = 0  # of its prompt, found in the prefix cache at first admission
     num_preemptions: int = 0
+    drafts: DraftRecord | None = None  # of its draft tokens; None: it had none
+    # num_drafted, num_accepted: draft tokens that were checked, and those in the output
+    num_drafted: int = 0
+    num_accepted: int = 0
     suspicion: Suspicion | None = None  # after a failed job, until it is cleared
     num_prompt_logprobs: int = 0  # prompt positions already reported: recompute repeats none
     absent_before_s: float = 0.0  # seconds for which its model was not resident before it came
@@ -226,6 +231,8 @@ class LiveRequest:
             stop_token=stop_token,
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.num_preemptions,
+            num_drafted=self.num_drafted,
+            num_accepted=self.num_accepted,
             queue_s=seconds[Stage.QUEUE],
             prefill_s=seconds[Stage.PREFILL],
             decode_s=seconds[Stage.DECODE],

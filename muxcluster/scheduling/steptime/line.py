@@ -1,12 +1,13 @@
 """Work of a job, its seconds as a line in it, of a mixed job from two lines, and the online fit."""
 
+from dataclasses import replace
 from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.job import Job, Phase
+from muxcluster.core.job import Job, Phase, Rows
 
 
 class JobWork(NamedTuple):
@@ -39,7 +40,8 @@ class JobWork(NamedTuple):
 def work_of(job: Job) -> JobWork:
     """Return the work of one step of `job`, halfway through where it has several.
 
-    A row of one token in a mixed job counts as decoding.
+    A row of one token in a mixed job counts as decoding, and one with draft tokens, each of which
+    counts as a row.
     """
     starts = job.rows.starts.astype(np.float64)
     if job.phase is Phase.DECODE:
@@ -48,6 +50,9 @@ def work_of(job: Job) -> JobWork:
             return JobWork(num_rows, context)
         half = (job.max_steps + 1) / 2
         return JobWork(num_rows, float(np.add.reduce(starts)) + num_rows * half)
+    drafts = job.rows.drafts
+    if drafts is not None and job.phase is Phase.MIXED:
+        return _work_with_drafts(job, drafts.counts > 0)
     counts = job.rows.counts.astype(np.float64)
     num_tokens = float(np.add.reduce(counts))
     attention = float(counts.dot(starts) + counts.dot(counts) / 2)
@@ -62,6 +67,16 @@ def work_of(job: Job) -> JobWork:
         num_tokens - num_decodes,
         attention - starting - num_decodes / 2,
     )
+
+
+def _work_with_drafts(job: Job, has_drafts: NDArray[np.bool_]) -> JobWork:
+    """Return the work of a mixed job. has_drafts: bool [rows]."""
+    rows, others = job.rows, ~has_drafts
+    plain = Rows(
+        rows.table_rows[others], rows.starts[others], rows.counts[others], rows.samples[others]
+    )
+    work = decode_work(rows.starts[has_drafts], rows.counts[has_drafts])
+    return work_of(replace(job, rows=plain)).with_rows(*work)
 
 
 def decode_contexts(starts: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from muxcluster.core.events import Finished, Rejected, StepOutput
-from muxcluster.core.job import JobResult, Phase
+from muxcluster.core.job import DraftTokens, JobResult, Phase
 from muxcluster.core.request import Request
 from muxcluster.core.residency import Move, MoveKind
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
@@ -84,6 +85,10 @@ class UnitDriver:
         self._is_stirred = feed is not None
         self._wakeup_s = math.inf
         self._wake_s = {model.name: _wake_s(model, unit.spec) for model in unit.spec.models}
+        self._acceptance = {
+            each.name: each.speculation.acceptance for each in unit.spec.models if each.speculation
+        }
+        self._drafts_rng = np.random.default_rng(0)
         self._move: Move | None = None
         self._move_start_s, self._move_end_s = 0.0, math.inf
 
@@ -171,12 +176,24 @@ class UnitDriver:
 
     def _finish(self) -> None:
         entry = self._jobs.finish(self.now)
-        result = _result(entry, self.now)
+        result = self._result(entry)
         output = self.scheduler.complete(entry.job, result, self.now)
         if entry.job.phase is not Phase.DECODE:
             self._tell_first_tokens(output)
         self._sink.ran(self, entry)
         self._tell(output)
+
+    def _result(self, entry: Running) -> JobResult:
+        job, seconds = entry.job, self.now - entry.start_s
+        rows = job.rows
+        if job.phase is Phase.DECODE and rows.drafts is None:
+            counts, num_tokens = rows.counts, len(rows)
+        else:
+            counts = rows.samples.astype(np.int32)
+            if rows.drafts is not None:
+                counts += _num_right(rows.drafts, self._acceptance[job.model], self._drafts_rng)
+            num_tokens = int(counts.sum())
+        return JobResult(job.job_id, TOKENS[:num_tokens], counts, seconds, {}, {})
 
     def _tell_first_tokens(self, output: StepOutput) -> None:
         for request_id, count in zip(output.request_ids, output.counts.tolist(), strict=True):
@@ -204,11 +221,10 @@ def _seed(unit: SimUnit) -> CostSeed:
     )
 
 
-def _result(entry: Running, now: float) -> JobResult:
-    job = entry.job
-    if job.phase is Phase.DECODE:
-        counts, num_tokens = job.rows.counts, len(job.rows)
-    else:
-        counts = job.rows.samples.astype(np.int32)
-        num_tokens = int(counts.sum())
-    return JobResult(job.job_id, TOKENS[:num_tokens], counts, now - entry.start_s, {}, {})
+def _num_right(
+    drafts: DraftTokens, acceptance: float, rng: np.random.Generator
+) -> NDArray[np.int32]:
+    """Return how many of each row's drafts are right, up to the first wrong one, int32 [rows]."""
+    # A geometric number counts trials up to the first success: here, the first wrong draft.
+    firsts_wrong = rng.geometric(1.0 - acceptance, len(drafts.counts)) - 1
+    return np.minimum(firsts_wrong, drafts.counts).astype(np.int32)

@@ -8,11 +8,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.job import Job, Phase
+from muxcluster.core.job import DraftTokens, Job, Phase
 from muxcluster.placement.cost import Cost
 from muxcluster.placement.cost.masks import masks_s
 from muxcluster.placement.shapes.shape import ModelShape
 from muxcluster.scheduling.lanes import LANES
+from muxcluster.scheduling.steptime.line import decode_work
 from muxcluster.sim.core.unit import SimModel, SimUnit
 
 HOST_LINK = 25e9  # bytes/s between a GPU and host memory, for a unit that does not say
@@ -96,6 +97,8 @@ class CostTiming:
 
     def _forward(self, job: Job) -> Work:
         rows = job.rows
+        if rows.drafts is not None:
+            return self._with_drafts(job, rows.drafts)
         if job.phase is Phase.DECODE:
             return self._steps_of(job)(0)
         counts, starts_of = rows.counts, rows.starts
@@ -110,6 +113,18 @@ class CostTiming:
                 counts, starts_of = counts[is_chunk], starts_of[is_chunk]
                 return self._together(job, decode, self._prefill(job, *_sums(counts, starts_of)))
         return self._prefill(job, *_sums(counts, starts_of))
+
+    def _with_drafts(self, job: Job, drafts: DraftTokens) -> Work:
+        """Return the work of a job that decodes draft tokens, each of which counts as a row."""
+        rows = job.rows
+        is_chunk = (rows.counts > 1) & (drafts.counts == 0) & (job.phase is Phase.MIXED)
+        starts, counts = rows.starts[~is_chunk], rows.counts[~is_chunk]
+        num_decodes, attended = decode_work(starts, counts)
+        decode = self._mixed_decode(job, num_decodes, attended / num_decodes)
+        if not is_chunk.any():
+            return decode
+        chunks = _sums(rows.counts[is_chunk], rows.starts[is_chunk])
+        return self._together(job, decode, self._prefill(job, *chunks))
 
     def repeated(self, job: Job) -> Callable[[int], Work]:
         """Return the work by repetitions; every row is one token longer each time."""

@@ -20,6 +20,12 @@ from muxcluster.engine.sampling.sampler import sample
 from muxcluster.engine.steps.device.captures import Capture
 from muxcluster.engine.steps.device.decode_graphs import DecodeGraphs
 from muxcluster.engine.steps.device.warm_up import WarmUpStep
+from muxcluster.engine.steps.verification import (
+    Verifying,
+    draft_places,
+    sampled_places,
+    verified,
+)
 
 _NOBODY = np.empty(0, dtype=np.int32)
 
@@ -87,7 +93,7 @@ class DeviceSteps:
 
     def waits(self, rows: Rows) -> bool:
         """Return whether the host's sampler chooses the token of some row."""
-        return not is_plain(self._model.sampling, rows.table_rows, rows.starts + rows.counts)
+        return not is_plain(self._model.sampling, rows.table_rows, rows.ends)
 
     def _decode(self) -> DecodeGraphs:
         place = self._capture.place
@@ -113,10 +119,13 @@ class DeviceSteps:
             rows.table_rows, rows.starts, rows.counts, rows.prefixes, has_fixed_groups=True
         )
         asked = model.prompts.of(rows.table_rows, rows.starts, rows.counts)
-        sampling = np.flatnonzero(rows.samples)
-        table_rows, lengths = rows.table_rows[sampling], (rows.starts + rows.counts)[sampling]
-        wanted = np.concatenate((batch.ends[sampling], asked.tokens))
+        places = sampled_places(rows)
+        table_rows = rows.table_rows[places.rows]
+        lengths = (rows.starts + rows.counts)[places.rows] - places.back
+        wanted = np.concatenate((batch.ends[places.rows] - places.back, asked.tokens))
         inputs = self._begin(batch, wanted, table_rows, lengths)
+        if rows.drafts is not None:
+            self._write_drafts(rows)
         pending = model.constrained.begin(table_rows, lengths)
         logits = self._logits(inputs, inputs.batch.positions, self._forward_of(rows))
         own, history = logits[: len(table_rows)], model.arena.history
@@ -125,12 +134,23 @@ class DeviceSteps:
             self._draw(own, inputs)
             readback = Readback(1, len(table_rows), history.device)
             readback.take(0, inputs.outcome)
-            return readback.close(prompt_logprobs)
+            drawn = readback.close(prompt_logprobs)
+            return drawn if rows.drafts is None else Verifying(drawn, places, rows)
         allowed = None if pending is None else pending.wait()
         sampled = sample(own, table_rows, history, lengths, model.sampling, allowed)
         (tokens,) = self._upload([sampled.tokens])
         history.view(-1)[inputs.places] = tokens
-        return Ready(result_of([sampled], sampling, prompt_logprobs))
+        if rows.drafts is None:
+            return Ready(result_of([sampled], places.rows, prompt_logprobs))
+        by_place = result_of([sampled], np.arange(len(lengths), dtype=np.intp), prompt_logprobs)
+        return Ready(verified(by_place, places, rows))
+
+    def _write_drafts(self, rows: Rows) -> None:
+        """Write the drafts of the rows behind their known tokens."""
+        history = self._model.arena.history
+        table_rows, positions, drafts = draft_places(rows)
+        where, tokens = self._upload([table_rows * history.shape[1] + positions, drafts])
+        history.view(-1)[where] = tokens
 
     def _begin(
         self, batch: HostBatch, wanted: NDArray[np.int64], table_rows: Numbers, lengths: Numbers
