@@ -7,6 +7,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.core.inputs.prompt_image import PromptImage
 from muxcluster.core.padded import PaddedBatch
 from muxcluster.core.sampling import SamplingParams
 
@@ -97,6 +98,7 @@ class Admission:
     sampling: SamplingParams
     side: Side = Side.LEFT
     adapter: str = ""  # as `Request.adapter`
+    images: tuple[PromptImage, ...] = ()  # of the prompt
 
 
 @dataclass(frozen=True, slots=True, eq=False)

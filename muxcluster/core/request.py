@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.batch_part import LinePlace
+from muxcluster.core.inputs.prompt_image import PromptImage
 from muxcluster.core.sampling import SamplingParams
 
 
@@ -51,6 +52,7 @@ class Request:
     line: LinePlace | None = None
     tenant: str = ""  # whose it is; tenants that wait for a model get equal turns
     adapter: str = ""  # of `ModelSpec.adapters`, by name; empty: the model itself
+    images: tuple[PromptImage, ...] = ()  # of the prompt, in order
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -49,6 +49,7 @@ class ServedModel:
     embedding: EmbeddingOutput | None = None
     scoring: ScoreOutput | None = None
     base: str = ""  # of an adapter: the model whose weights it changes; else empty
+    takes_images: bool = False  # in messages of chats
 
     @property
     def unit_model(self) -> str:

@@ -138,6 +138,7 @@ class JobBuilder:
             sampling=live.request.sampling,
             side=live.side,
             adapter=live.request.adapter,
+            images=live.request.images,
         )
 
     def _count_first(self, model: ModelState, row: int) -> None:
