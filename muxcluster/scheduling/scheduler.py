@@ -288,11 +288,16 @@ class UnitScheduler:
         seconds = self._end(job, now)
         if seconds is None:
             return events_only([])
-        # Only jobs that ran to their end say how long such jobs take.
-        self._packing.observe(job, seconds, len(self._shares.running))
+        # Only jobs that ran to their end say how long such jobs take, images aside.
+        alone_s = max(0.0, seconds - result.image_s)
+        if result.image_tokens:
+            self._times.images.observe(
+                job.model, job.share, result.image_tokens, result.image_s
+            )
+        self._packing.observe(job, alone_s, len(self._shares.running))
         if self._judge is not None:
             since_s = self._shares.running_since_s(now)
-            self._judge.ended(job, seconds, min(since_s, now - seconds), now)
+            self._judge.ended(job, alone_s, min(since_s, now - seconds), now)
         model = self._models[job.model]
         self._memory.end_copies(job, now, succeeded=True)
         model.peak_blocks = max(model.peak_blocks, model.kv.used)

@@ -1,6 +1,7 @@
 """Runner of one model of a unit: make a job's pending writes, run its forwards, sample."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from muxcluster.engine.memory.arena import ModelArena
 from muxcluster.engine.sampling.constrained import ConstrainedRows
 from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.prompt_positions import PromptPositions
-from muxcluster.engine.sampling.results import Pending, RowsResult
+from muxcluster.engine.sampling.results import Pending, Ready, RowsResult
 from muxcluster.engine.steps.device.captures import Capture
 from muxcluster.engine.steps.device.steps import DeviceSteps
 from muxcluster.engine.steps.device.warm_up import WarmUpStep
@@ -157,7 +158,11 @@ class ModelRunner:
         host computes: constraints, penalties, bias, logprobs.
         """
         assert num_steps == 1 or np.all(rows.samples), "only decode rows take several steps"
-        return self._steps.launch(rows, num_steps, is_recorded=is_recorded)
+        pending = self._steps.launch(rows, num_steps, is_recorded=is_recorded)
+        if self._images is None:
+            return pending
+        num_tokens, seconds = self._images.taken()
+        return Ready(replace(pending.result(), image_tokens=num_tokens, image_s=seconds))
 
     def waits(self, rows: Rows) -> bool:
         """Return whether `launch` returns only when the rows that decode have ended."""

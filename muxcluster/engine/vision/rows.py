@@ -1,5 +1,6 @@
 """The images of a model's rows: what their tokens are in a batch."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ class RowImages:
     def __init__(self, forward: VisionForward) -> None:
         self._forward = forward
         self._rows: dict[int, _Row] = {}
+        self._num_tokens, self._seconds = 0, 0.0  # of images embedded since `taken`
 
     def admit(self, admission: Admission) -> None:
         """Take the images of a row, and forget those of the sequence that had it before."""
@@ -43,6 +45,12 @@ class RowImages:
         if admission.images:
             positions = PromptPositions.of(admission.images)
             self._rows[admission.row] = _Row(admission.images, positions)
+
+    def taken(self) -> tuple[int, float]:
+        """Return the tokens of the images embedded since the last call, and the seconds it took."""
+        taken = self._num_tokens, self._seconds
+        self._num_tokens, self._seconds = 0, 0.0
+        return taken
 
     def forward_of(self, rows: Rows, positions: Tensor) -> TokenForward:
         """Return the forward of a batch. positions: int64 [tokens], places in the sequences."""
@@ -72,9 +80,18 @@ class RowImages:
                 continue
             if number not in row.embedded:
                 assert image.pixels.size, "the image of a prompt came without its pixels"
-                row.embedded[number] = self._forward.image(image.pixels)
+                row.embedded[number] = self._embedded(image)
             embedded = row.embedded[number]
             if stop == image.end:
                 del row.embedded[number]
             mine = embedded[begin - image.start : stop - image.start]
             yield ImagePiece(first + begin - start, mine)
+
+    def _embedded(self, image: PromptImage) -> Tensor:
+        begun_s = time.monotonic()
+        embedded = self._forward.image(image.pixels)
+        if embedded.is_cuda:
+            torch.cuda.synchronize(embedded.device)  # its seconds are told apart
+        self._num_tokens += image.num_tokens
+        self._seconds += time.monotonic() - begun_s
+        return embedded

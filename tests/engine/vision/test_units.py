@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from muxcluster.core.errors import LoadError
+from muxcluster.core.job import JobResult
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.unitspec import AdapterSpec, ModelSpec, UnitSpec
 from muxcluster.demo.models import build_model
@@ -271,8 +272,20 @@ def test_an_image_is_embedded_once(directory: Path) -> None:
         return embed(pixels)
 
     forward.image = counted
+    results: list[JobResult] = []
+    execute = unit.runner.execute
+
+    def kept(job):
+        results.append(execute(job))
+        return results[-1]
+
+    unit.runner.execute = kept
     asked = {f"{directory.name}/x": Chat(with_marks(text(1, 4), None), [noise_image(64, 48)])}
     unit.run(requests_of(asked, directory))
     assert sizes == [(64, 48, 3)]
+    (with_image,) = [result for result in results if result.image_tokens]
+    assert with_image.image_tokens == 48
+    assert 0 < with_image.image_s < with_image.seconds
+    assert all(result.image_s == 0 for result in results if result is not with_image)
 
 
