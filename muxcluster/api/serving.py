@@ -194,6 +194,4 @@ def _settings_of(config: Config) -> ApiSettings:
     server = config.server
     queues = QueueLimits(server.max_queued, server.max_queued_batch)
     images = ImageLimits(server.max_images, server.max_image_bytes, server.max_image_pixels)
-    return ApiSettings(
-        request_timeout_s=server.request_timeout_s, queues=queues, images=images
-    )
+    return ApiSettings(request_timeout_s=server.request_timeout_s, queues=queues, images=images)

@@ -226,9 +226,7 @@ def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredMode
     return ConfiguredModel(section, path, facts, length, adapters)
 
 
-def _check_images(
-    section: ModelSection, facts: ModelFacts, at: Location, source: _Source
-) -> None:
+def _check_images(section: ModelSection, facts: ModelFacts, at: Location, source: _Source) -> None:
     """Refuse what a model that takes images cannot do yet."""
     if not facts.takes_images:
         return

@@ -174,6 +174,6 @@ class JobResult:
     # Row -> the last hidden state of its last token as bytes of float32, for rows of embedding
     # models that sampled
     vectors: Mapping[int, bytes] = field(default_factory=dict)
-    # image_tokens: of the images that its prompts have embedded; image_s: part of `seconds`, for that
+    # image_tokens: of images of its prompts that it embedded; image_s: part of `seconds`, for that
     image_tokens: int = 0
     image_s: float = 0.0

@@ -291,9 +291,7 @@ class UnitScheduler:
         # Only jobs that ran to their end say how long such jobs take, images aside.
         alone_s = max(0.0, seconds - result.image_s)
         if result.image_tokens:
-            self._times.images.observe(
-                job.model, job.share, result.image_tokens, result.image_s
-            )
+            self._times.images.observe(job.model, job.share, result.image_tokens, result.image_s)
         self._packing.observe(job, alone_s, len(self._shares.running))
         if self._judge is not None:
             since_s = self._shares.running_since_s(now)

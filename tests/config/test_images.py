@@ -56,7 +56,6 @@ def test_the_edge_knows_which_model_takes_images(written: Callable[..., Path]) -
     assert settings_of(config).images == ImageLimits(3, 1000, 500)
 
 
-
 @pytest.mark.parametrize(
     ("keys", "key"),
     [

@@ -67,7 +67,10 @@ def generating_kind(
     config: PretrainedConfig,
 ) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
     """Return the class of transformers that makes a model of this configuration with its logits."""
-    return AutoModelForImageTextToText if has_images(config) else AutoModelForCausalLM
+    kind: type[AutoModelForCausalLM | AutoModelForImageTextToText] = (
+        AutoModelForImageTextToText if has_images(config) else AutoModelForCausalLM
+    )
+    return kind
 
 
 def names_of_head(model: Any) -> tuple[str, ...]:

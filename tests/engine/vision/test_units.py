@@ -287,5 +287,3 @@ def test_an_image_is_embedded_once(directory: Path) -> None:
     assert with_image.image_tokens == 48
     assert 0 < with_image.image_s < with_image.seconds
     assert all(result.image_s == 0 for result in results if result is not with_image)
-
-
