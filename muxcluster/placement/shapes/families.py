@@ -59,7 +59,7 @@ def is_encoder(config: Mapping[str, Any]) -> bool:
 
 def takes_images(config: Mapping[str, Any]) -> bool:
     """Return whether models of this config.json take images that are served."""
-    return config.get("model_type") in _WITH_IMAGES
+    return str(config.get("model_type")) in _WITH_IMAGES
 
 
 def num_lost_positions(config: Mapping[str, Any]) -> int:
