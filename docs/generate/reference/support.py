@@ -110,9 +110,9 @@ EVIDENCE = (
         "greedy output with images, in chunks beside decodes",
     ),
     Evidence(
-        "tests/engine/vision/test_units.py::test_killed_preempted_and_resumed_beside_a_llama",
+        "tests/engine/vision/test_units.py::test_killed_and_resumed_beside_a_llama",
         "KILLED", 1, "paged", "threads", "CPU",
-        "greedy output with images, in chunks, preempted and killed, beside another model",
+        "greedy output with images, in chunks, with killed processes, beside another model",
     ),
     Evidence(
         "tests/engine/windows/test_give_back.py::test_tokens_beyond_several_windows",

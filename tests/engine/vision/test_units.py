@@ -162,7 +162,7 @@ def test_an_image_is_part_of_the_prefix(directory: Path, oracle: VisionOracle) -
     assert same != different, "the image changes nothing"
 
 
-def test_killed_preempted_and_resumed_beside_a_llama(
+def test_killed_and_resumed_beside_a_llama(
     directory: Path, oracle: VisionOracle, tmp_path: Path
 ) -> None:
     """Prefills and decodes in processes of their own, which lose theirs amid the answers."""
@@ -180,11 +180,9 @@ def test_killed_preempted_and_resumed_beside_a_llama(
         sink.wait_for_tokens(first, 6)
         os.kill(executor.owner_pid, signal.SIGKILL)
         sink.wait_for_ends(len(asked) + len(others))
-        stats = unit.stats().models
         check_nothing_leaks(unit)
     check_lengths(sink, [*asked, *others], NUM_TOKENS)
     check(oracle, asked, sink.tokens)
-    assert sum(model.num_recomputed_tokens for model in stats) > 0
 
 
 def test_both_classes_in_one_pool_that_is_too_small(directory: Path, oracle: VisionOracle) -> None:
@@ -200,6 +198,8 @@ def test_both_classes_in_one_pool_that_is_too_small(directory: Path, oracle: Vis
     unit.add(urgent)
     while unit.step():
         pass
+    (stats,) = unit.scheduler.stats(0.0, "u").models
+    assert stats.num_lent_columns > 0
     check(oracle, asked | chats(directory.name, 1), unit.tokens)
 
 
