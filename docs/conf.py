@@ -22,8 +22,8 @@ contents = (
     (
         "Guides",
         "guides",
-        "plan quantised adapters simulate openai-api other-apis embeddings structured-outputs "
-        "tools interactive-and-batch batch-jobs any-model monitoring upgrades",
+        "plan quantised adapters simulate openai-api other-apis embeddings images "
+        "structured-outputs tools interactive-and-batch batch-jobs any-model monitoring upgrades",
     ),
     (
         "Concepts",

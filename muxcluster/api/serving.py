@@ -14,6 +14,7 @@ from muxcluster.config.planner_input import nodes_of
 from muxcluster.config.planning import plan_for
 from muxcluster.config.units import served_models, unit_specs
 from muxcluster.core.errors import ConfigError, NotReady
+from muxcluster.core.inputs.image_rules import ImageLimits
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.load.weights import check_weight_files
 from muxcluster.engine.unit.local import LocalUnitClient
@@ -192,4 +193,5 @@ def _settings_of(config: Config) -> ApiSettings:
     """Return the file's limits of requests; no socket is opened, so the others have no use."""
     server = config.server
     queues = QueueLimits(server.max_queued, server.max_queued_batch)
-    return ApiSettings(request_timeout_s=server.request_timeout_s, queues=queues)
+    images = ImageLimits(server.max_images, server.max_image_bytes, server.max_image_pixels)
+    return ApiSettings(request_timeout_s=server.request_timeout_s, queues=queues, images=images)

@@ -13,6 +13,7 @@ from muxcluster.placement.shapes.families import (
     is_encoder,
     num_lost_positions,
     runs_dense,
+    takes_images,
     undivided,
     undivided_shape,
 )
@@ -34,6 +35,7 @@ class ModelFacts:
     undivided: str = ""  # why it cannot be divided over GPUs, "" if it can, sizes aside
     is_dense: bool = False  # it runs on the dense backend alone
     is_encoder: bool = False  # it gives embeddings and nothing else
+    takes_images: bool = False  # in chats
     is_rounded: bool = False  # ordinary weights, quantised whenever they are loaded
     # embedding, scoring: None for both: it generates text
     embedding: EmbeddingOutput | None = None
@@ -68,6 +70,7 @@ def read_facts(directory: Path) -> ModelFacts:
         undivided(config),
         is_dense=runs_dense(config),
         is_encoder=is_encoder(config),
+        takes_images=takes_images(config),
     )
 
 

@@ -235,9 +235,25 @@ def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredMode
     facts = _with_kv_dtype(facts, section, at, source)
     _check_lengths(section, length, at, source)
     _check_backlog(section, length, at, source)
+    _check_images(section, facts, at, source)
     adapters = _adapters(section, facts, at, source)
     _check_speculation(section, facts, at, source)
     return ConfiguredModel(section, path, facts, length, adapters)
+
+
+def _check_images(section: ModelSection, facts: ModelFacts, at: Location, source: _Source) -> None:
+    """Refuse what a model that takes images cannot do yet."""
+    if not facts.takes_images:
+        return
+    asked = {
+        "adapters": len(section.adapters) > 0,
+        "backend": section.backend == "dense",
+        "quantize": facts.shape.weights is not None,
+        "task": facts.embedding is not None,
+    }
+    for key, is_asked in asked.items():
+        if is_asked:
+            raise source.error((*at, key), "not for a model that takes images")
 
 
 def _adapters(

@@ -496,6 +496,12 @@ class ServerSection(Section):
     """Open HTTP requests; beyond that 429, without reading the body."""
     max_buffered_bytes: Count = 512 * 2**20
     """Memory of all open requests' bodies; beyond that 429, without reading the body."""
+    max_images: Count = 16
+    """Most images of a request, of models that take some."""
+    max_image_bytes: Count = 10 * 2**20
+    """Largest image as it is sent, without its base64."""
+    max_image_pixels: Count = 16 * 2**20
+    """Most pixels of an image as it is sent; a larger one is refused before it is decoded."""
     request_log: PathText | None = None
     """File with a line of JSON per request: its id, how it ended, where its time was spent."""
     audit_log: PathText | None = None

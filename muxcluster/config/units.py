@@ -81,6 +81,7 @@ def _served_model(config: Config, model: ConfiguredModel) -> ServedModel:
         reasoning=model.section.reasoning,
         embedding=model.facts.embedding,
         scoring=model.facts.scoring,
+        takes_images=model.facts.takes_images,
     )
 
 

@@ -1,7 +1,7 @@
 """Chained hashes of token blocks: an equal hash means equal tokens from the start."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,15 @@ def root_hash(model: str, salt: str, adapter: str = "") -> bytes:
     return hashlib.sha256(f"{model}\0{adapter}\0{salt}".encode()).digest()
 
 
-def extend_hashes(parent: bytes, tokens: NDArray[np.int32], block_tokens: int) -> Sequence[bytes]:
+def extend_hashes(
+    parent: bytes,
+    tokens: NDArray[np.int32],
+    block_tokens: int,
+    marks: Mapping[int, bytes] | None = None,
+) -> Sequence[bytes]:
     """Return the hashes of the full blocks of `tokens` (int32 [n]) after the chain value `parent`.
+
+    marks: by number of the block, what its keys and values depend on beside tokens (images).
 
     A trailing partial block has no hash. sha256 rather than a fast hash: a collision would show
     one tenant another's cached prefix.
@@ -25,7 +32,9 @@ def extend_hashes(parent: bytes, tokens: NDArray[np.int32], block_tokens: int) -
     data = np.ascontiguousarray(tokens, dtype=np.int32).tobytes()
     width = 4 * block_tokens
     hashes: list[bytes] = []
-    for start in range(0, len(data) // width * width, width):
-        parent = hashlib.sha256(parent + data[start : start + width]).digest()
+    for block in range(len(data) // width):
+        of_block = data[block * width : (block + 1) * width]
+        mark = marks.get(block, b"") if marks else b""
+        parent = hashlib.sha256(parent + of_block + mark).digest()
         hashes.append(parent)
     return hashes

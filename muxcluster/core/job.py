@@ -7,6 +7,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.core.inputs.prompt_image import PromptImage
 from muxcluster.core.padded import PaddedBatch
 from muxcluster.core.sampling import SamplingParams
 
@@ -127,6 +128,7 @@ class Admission:
     # which of `ModelSpec.adapter_places` it has for as long as the row has this sequence
     adapter_path: str = ""
     adapter_place: int = 0
+    images: tuple[PromptImage, ...] = ()  # of the prompt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,3 +204,6 @@ class JobResult:
     # Row -> the last hidden state of its last token as bytes of float32, for rows of embedding
     # models that sampled
     vectors: Mapping[int, bytes] = field(default_factory=dict)
+    # image_tokens: of images of its prompts that it embedded; image_s: part of `seconds`, for that
+    image_tokens: int = 0
+    image_s: float = 0.0

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.batch_part import LinePlace
+from muxcluster.core.inputs.prompt_image import PromptImage
 from muxcluster.core.sampling import SamplingParams
 
 
@@ -53,6 +54,7 @@ class Request:
     adapter: str = ""  # of `ModelSpec.adapters`, by name; empty: the model itself
     # Directory of an adapter that is not of `ModelSpec.adapters`: `adapter` is its unit id
     adapter_path: str = ""
+    images: tuple[PromptImage, ...] = ()  # of the prompt, in order
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -52,6 +52,7 @@ class ServedModel:
     base: str = ""  # of an adapter: the model whose weights it changes; else empty
     # Of an adapter that was loaded while its base ran; None: the configuration has it
     loaded: LoadedAdapter | None = None
+    takes_images: bool = False  # in messages of chats
 
     @property
     def unit_model(self) -> str:

@@ -20,7 +20,9 @@ from muxcluster.core.errors import (
     MuxClusterError,
     NotReady,
     Overloaded,
+    UnsupportedParameter,
 )
+from muxcluster.core.inputs.prompt_image import PromptImage
 from muxcluster.core.request import ServiceClass
 from muxcluster.core.residency import WeightOrder
 from muxcluster.core.sampling import Constraint
@@ -39,11 +41,14 @@ from muxcluster.http.calls.embedding import (
 )
 from muxcluster.http.calls.model_text import ModelText, ModelTexts, off_loop
 from muxcluster.http.calls.output import constrained, output_rules
+from muxcluster.http.calls.pictures import PictureReader
 from muxcluster.http.errors import rejection
 from muxcluster.http.metrics.record import RequestRecord
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.settings import ApiSettings
 from muxcluster.router.backend import Backend
+from muxcluster.text.images.decoding import Picture
+from muxcluster.text.images.placing import placed
 from muxcluster.text.schemas import (
     ChatBody,
     CompletionBody,
@@ -85,6 +90,7 @@ class CompletionService:
         self._metrics = metrics
         self._settings = settings
         self._gate = Gate(settings.queues)
+        self._pictures = PictureReader()
         self._num_counting = 0  # requests that only count tokens
         self._wakes: set[asyncio.Task[None]] = set()
 
@@ -256,12 +262,16 @@ class CompletionService:
         """Tokenise the body's prompts; long ones on a thread."""
         inline = self._settings.inline_chars
         if isinstance(body, ChatBody):
-            text = await model.render_async(body, chat_messages(body.messages), asked)
-            return [await off_loop(partial(_chat_prompt, body, model, text), len(text), inline)]
+            parts = model.image_parts(self._settings.images)
+            messages = chat_messages(body.messages, parts)
+            text = await model.render_async(body, messages, asked)
+            pictures = await self._pictures.read(parts, model.images)
+            work = partial(_chat_prompt, body, model, text, pictures)
+            return [await off_loop(work, len(text), inline)]
         assert isinstance(body, CompletionBody)
         items = split_prompts(body.prompt)
-        work = partial(_completion_prompts, body, model, items)
-        return await off_loop(work, sum(map(len, items)), inline)
+        prompts = partial(_completion_prompts, body, model, items)
+        return await off_loop(prompts, sum(map(len, items)), inline)
 
     def stream(self, call: Call) -> CallStream:
         """Stream the deltas of all choices. Raises what the backend raises, or RequestTimeout."""
@@ -383,12 +393,20 @@ def num_prompts(body: GenerationBody) -> int:
     return len(split_prompts(body.prompt)) if isinstance(body, CompletionBody) else 1
 
 
-def _chat_prompt(body: ChatBody, model: ModelText, text: str) -> Prompt:
+def _chat_prompt(
+    body: ChatBody, model: ModelText, text: str, pictures: Sequence[Picture] = ()
+) -> Prompt:
     tokens = model.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    images: tuple[PromptImage, ...] = ()
+    if model.images is not None:
+        tokens, images = placed(tokens, pictures, model.images.token_id)
+    if images and body.truncate_prompt_tokens is not None:
+        param = "truncate_prompt_tokens"
+        raise UnsupportedParameter(f"{param} is not supported with images", param)
     tokens = _kept(tokens, body, model)
     if len(tokens) == 0:
         raise InvalidValue("the messages render to an empty prompt", "messages")
-    return Prompt("", tokens, max_tokens_for(body, model.served, len(tokens)))
+    return Prompt("", tokens, max_tokens_for(body, model.served, len(tokens)), images)
 
 
 def _completion_prompts(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from muxcluster.batch.service.settings import BatchSettings
+from muxcluster.core.inputs.image_rules import ImageLimits
 from muxcluster.core.inputs.tls_files import TlsFiles
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.core.request import ServiceClass
@@ -61,6 +62,7 @@ class ApiSettings:
     restart_limit_s: float = 120.0  # how long requests wait for a lost unit
     queues: QueueLimits = field(default_factory=QueueLimits)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    images: ImageLimits = field(default_factory=ImageLimits)  # of a request
     tls: TlsFiles | None = None  # None: plain HTTP
     admin: HttpAddress | None = None  # where operators' routes are; None: at the port of all others
     adapter_folders: tuple[str, ...] = ()  # absolute: adapters below them may be loaded

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muxcluster.core.hashing import extend_hashes, root_hash
+from muxcluster.core.inputs.prompt_image import block_marks
 from muxcluster.core.request import Request
 
 CHUNK_TOKENS = 64
@@ -85,4 +86,5 @@ def _chunks(request: Request) -> Sequence[bytes]:
     """Return chained hashes of the first whole chunks of the prompt."""
     tokens = request.prompt_tokens[: MAX_CHUNKS * CHUNK_TOKENS]
     root = root_hash(request.model, request.cache_salt, request.adapter)
-    return extend_hashes(root, tokens, CHUNK_TOKENS)
+    marks = block_marks(request.images, 0, len(tokens) // CHUNK_TOKENS, CHUNK_TOKENS)
+    return extend_hashes(root, tokens, CHUNK_TOKENS, marks)

@@ -142,6 +142,7 @@ class JobBuilder:
             adapter=live.request.adapter,
             adapter_path=live.request.adapter_path,
             adapter_place=model.places.of(row),
+            images=live.request.images,
         )
 
     def _count_first(self, model: ModelState, row: int) -> None:

@@ -298,16 +298,19 @@ class UnitScheduler:
             return events_only([])
         model = self._models[job.model]
         num_beside = len(self._shares.running)
-        self._speculation.observe(model, job, result.counts, seconds, num_beside)
-        # Only jobs that ran to their end say how long such jobs take, and those with drafts say
-        # nothing of others.
+        alone_s = max(0.0, seconds - result.image_s)
+        if result.image_tokens:
+            self._times.images.observe(job.model, job.share, result.image_tokens, result.image_s)
+        self._speculation.observe(model, job, result.counts, alone_s, num_beside)
+        # Only jobs that ran to their end say how long such jobs take, images aside, and those with
+        # drafts say nothing of others.
         if job.rows.drafts is None:
-            self._packing.observe(job, seconds, num_beside)
+            self._packing.observe(job, alone_s, num_beside)
             if self._learns_times:
-                self._times.observe(job, seconds, num_beside)
+                self._times.observe(job, alone_s, num_beside)
         if self._judge is not None:
             since_s = self._shares.running_since_s(now)
-            self._judge.ended(job, seconds, min(since_s, now - seconds), now)
+            self._judge.ended(job, alone_s, min(since_s, now - seconds), now)
         self._memory.end_copies(job, now, succeeded=True)
         model.peak_blocks = max(model.peak_blocks, model.kv.used)
         if follower is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from muxcluster.core.errors import ChatTemplateLimit, InvalidValue, LoadError
-from muxcluster.core.inputs.tokenizer_config import special_tokens, tokenizer_config
+from muxcluster.core.inputs.tokenizer_config import read_object, special_tokens, tokenizer_config
 from muxcluster.text.rendering.frames import Job, packed
 from muxcluster.text.rendering.pool import RenderPool, shared_pool
 
@@ -75,9 +75,10 @@ class ChatTemplate:
     def load(cls, path: Path | str, pool: RenderPool | None = None) -> "ChatTemplate | None":
         """Return the template of directory `path`, None if it has none.
 
-        chat_template.jinja comes first, then `chat_template` of tokenizer_config.json (a string,
-        or a list of named ones of which "default" is taken, and "tool_use" for messages with
-        tools). pool: None for the one of this process. Raises LoadError naming the file.
+        chat_template.jinja comes first, then chat_template.json (older models that take images),
+        then `chat_template` of tokenizer_config.json (a string, or a list of named ones of which
+        "default" is taken, and "tool_use" for messages with tools). pool: None for the one of this
+        process. Raises LoadError naming the file.
         """
         directory = Path(path)
         file, source, with_tools = _find(directory)
@@ -154,8 +155,11 @@ def _find(directory: Path) -> tuple[Path, str | None, str | None]:
     if file.is_file():
         with_tools = directory / "additional_chat_templates" / "tool_use.jinja"
         return file, _read(file), _read(with_tools) if with_tools.is_file() else None
-    file = directory / "tokenizer_config.json"
-    template, with_tools_text = tokenizer_config(directory).get("chat_template"), None
+    file = directory / "chat_template.json"
+    content = read_object(file)
+    if not content:
+        file, content = directory / "tokenizer_config.json", tokenizer_config(directory)
+    template, with_tools_text = content.get("chat_template"), None
     if isinstance(template, list):
         entries = [entry for entry in template if isinstance(entry, dict)]
         named = {entry.get("name"): entry.get("template") for entry in entries}

@@ -35,6 +35,7 @@ from muxcluster.channel.codec import (
 )
 from muxcluster.core.batch_part import BatchPart, LineOver, LinePlace, PartOver
 from muxcluster.core.events import Finished, FinishReason, Rejected, TokenDelta
+from muxcluster.core.inputs.prompt_image import PromptImage
 from muxcluster.core.job import (
     Admission,
     Job,
@@ -295,3 +296,17 @@ def test_a_flipped_byte_never_raises_anything_else(position: int, value: int) ->
         decode(bytes(data))
     except ValueError as error:
         assert "not a message" in str(error)
+
+
+def test_a_request_brings_its_images() -> None:
+    pixels = np.arange(8 * 16 * 3, dtype=np.uint8).reshape(8, 16, 3)
+    image = PromptImage(1, (1, 2), b"\x00\xff" * 16, pixels)
+    tokens = np.array([5, 9, 9], dtype=np.int32)
+    request = Request("r", "m", tokens, SamplingParams(), images=(image, image.without_pixels()))
+    message = decode(encode(Submit(request)))
+    assert isinstance(message, Submit)
+    found, bare = message.request.images
+    np.testing.assert_array_equal(found.pixels, pixels)
+    assert found.pixels.dtype == np.uint8
+    assert (found.start, found.grid, found.digest) == (1, (1, 2), image.digest)
+    assert bare.pixels.shape == (0, 0, 3)

@@ -50,8 +50,8 @@ _REFUSALS = (
         "[`auto`](../guides/quantised.md#keys-and-values), the default",
     ),
     (
-        "images and audio in messages",
-        "400 `unsupported_parameter`; not yet",
+        "images in messages, but of `qwen2_vl` and `qwen2_5_vl`; audio and video",
+        "400 `unsupported_parameter` ([images](../guides/images.md)); not yet",
     ),
     (
         "LoRA adapters of dense models, of embeddings, of experts; DoRA and other kinds",
@@ -103,6 +103,16 @@ EVIDENCE = (
         "tests/engine/unit/test_latents.py::test_divided_over_ranks",
         "FAMILIES", 2, "paged", "none", "CPU (gloo)",
         "latents in the pool of each of two ranks",
+    ),
+    Evidence(
+        "tests/engine/vision/test_units.py::test_chunks_that_end_inside_images",
+        "FAMILIES", 1, "paged", "none", "CPU",
+        "greedy output with images, in chunks beside decodes",
+    ),
+    Evidence(
+        "tests/engine/vision/test_units.py::test_killed_and_resumed_beside_a_llama",
+        "KILLED", 1, "paged", "threads", "CPU",
+        "greedy output with images, in chunks, with killed processes, beside another model",
     ),
     Evidence(
         "tests/engine/windows/test_give_back.py::test_tokens_beyond_several_windows",

@@ -70,7 +70,7 @@ def read_asked(
                 body = body_of(parse_entry(opened.read(line.size)), lenient=served.lenient)
                 prompts[line.line] = tokenise(body, texts.find(line.model)).prompts
             except (RequestError, EngineFailure):
-                # it ends at once when it runs, with what is wrong
+                # it ends at once when it runs, with what is wrong, or has images
                 unplanned.append(line.line)
                 continue
             settings = served.settings.get(line.model)

@@ -24,6 +24,7 @@ from muxcluster.config.load import Config, load_config
 from muxcluster.config.planner_input import nodes_of
 from muxcluster.config.planning import plan_for
 from muxcluster.core.errors import ConfigError, EngineFailure
+from muxcluster.core.inputs.image_rules import ImageLimits
 from muxcluster.core.inputs.tls_files import TlsFiles
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.http.settings import ApiSettings, ConnectionLimits, QueueLimits, StoreSettings
@@ -155,6 +156,7 @@ def settings_of(config: Config) -> ApiSettings:
             server.max_buffered_bytes,
         ),
         connections=ConnectionLimits(server.max_connections, server.max_connections_per_address),
+        images=ImageLimits(server.max_images, server.max_image_bytes, server.max_image_pixels),
         tls=_tls_of(config),
         admin=None if server.admin is None else HttpAddress(server.admin.host, server.admin.port),
         request_log=server.request_log and str(Path(server.request_log).absolute()),

@@ -16,6 +16,7 @@ from muxcluster.engine.load.merging import Product, merge_products, merged, same
 from muxcluster.engine.load.packing_cpu import pack_linears
 from muxcluster.engine.load.parity import Foreign, NotFusible, ask, has_llama_layers
 from muxcluster.engine.quantised.linear import has_rounding
+from muxcluster.engine.vision.loading import plain_forward
 from muxcluster.kernels.rotary import HeadNorms
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ def forward_on_gpu(model: nn.Module, spec: ModelSpec, *, fuses: bool = True) -> 
             return kernel_decoder(model, spec.max_model_len)
         except NotFusible as reason:
             logger.warning("%s runs unfused, on transformers' own layers: %s", spec.name, reason)
-    return Forward(model)
+    return plain_forward(model, spec)
 
 
 @torch.inference_mode()

@@ -1,6 +1,7 @@
 """One forward of one model over a flattened batch of tokens."""
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -99,11 +100,27 @@ class Forward:
         wanted: Tensor | None,
         out: Tensor | None = None,
     ) -> Tensor:
+        inputs = {"input_ids": tokens.unsqueeze(0)}
+        return self.computed(inputs, positions.unsqueeze(0), attention, wanted, out)
+
+    def computed(
+        self,
+        inputs: Mapping[str, Tensor],
+        positions: Tensor,
+        attention: LayerAttention,
+        wanted: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """As `logits`, of what the model itself takes.
+
+        inputs: input_ids int64 [1, tokens], or inputs_embeds [1, tokens, hidden_size]. positions:
+        int64 [1, tokens], or [axes, 1, tokens].
+        """
         picks = self._picks_logits and wanted is not None
         options = {"logits_to_keep": wanted} if picks else {}
         output = self._model(
-            input_ids=tokens.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
+            **inputs,
+            position_ids=positions,
             use_cache=False,
             attention_batch=attention,
             **options,

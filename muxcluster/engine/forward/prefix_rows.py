@@ -106,4 +106,6 @@ class Reordered:
             mask_wait_s=done.mask_wait_s,
             runs={int(self.order[row]): run for row, run in done.runs.items()},
             vectors={int(self.order[row]): each for row, each in done.vectors.items()},
+            image_tokens=done.image_tokens,
+            image_s=done.image_s,
         )

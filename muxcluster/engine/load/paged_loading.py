@@ -15,6 +15,7 @@ from torch import nn
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     PretrainedConfig,
 )
@@ -36,13 +37,25 @@ from muxcluster.engine.load.parity import (
 )
 from muxcluster.engine.load.probe import probe
 from muxcluster.engine.load.quiet import quiet_loading
-from muxcluster.engine.load.skeleton import names_of_head, refusal, skeleton, without_head
+from muxcluster.engine.load.skeleton import (
+    generating_kind,
+    names_of_head,
+    refusal,
+    skeleton,
+    without_head,
+)
 from muxcluster.engine.load.tensor_loading import load_by_tensor
 from muxcluster.engine.load.weights import check_weight_files
+from muxcluster.engine.vision.loading import check_served, has_images
 
 logger = logging.getLogger(__name__)
 
-Kind = type[AutoModel | AutoModelForCausalLM | AutoModelForSequenceClassification]
+Kind = type[
+    AutoModel
+    | AutoModelForCausalLM
+    | AutoModelForImageTextToText
+    | AutoModelForSequenceClassification
+]
 
 
 def load_model(
@@ -61,6 +74,9 @@ def load_model(
     check_load_format(spec)
     directory = Path(spec.path)
     config = read_config(directory, trust_remote_code=spec.trust_remote_code)
+    if has_images(config):
+        is_quantised = weight_format(spec) is not None
+        check_served(spec, is_divided=group is not None, is_quantised=is_quantised)
     with quiet_loading():
         if group is not None or weight_format(spec) is not None:
             model = load_by_tensor(config, spec, device, group)
@@ -96,15 +112,16 @@ def read_weights(
     config: PretrainedConfig,
     spec: ModelSpec,
     attention: str | None,
-    kind: Kind = AutoModelForCausalLM,
+    kind: Kind | None = None,
 ) -> nn.Module:
     """Return the model in `spec.path` with the named attention, None: as transformers chooses it.
 
-    kind: AutoModel for a model without an output layer, whose pooling layer, if it has one, nobody
-    reads; or that for a classifier.
+    kind: None for a model that generates; AutoModel for one without an output layer, whose pooling
+    layer, if it has one, nobody reads; or that for a classifier.
     Raises LoadError, as `load_model`, naming the file at fault.
     """
     file = check_weight_files(Path(spec.path))
+    kind = kind or generating_kind(config)
     try:
         model, findings = kind.from_pretrained(
             file.parent,

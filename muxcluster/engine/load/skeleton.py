@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.forward.attention import ATTENTION_NAME
 from muxcluster.engine.forward.latents import keep_latents
 from muxcluster.engine.load.hf_config import DTYPES, NotPaged
+from muxcluster.engine.vision.loading import has_images
 
 
 class _NothingAllocated(TorchFunctionMode):
@@ -49,7 +50,7 @@ def skeleton(
     try:
         with torch.random.fork_rng([]), _NothingAllocated():
             torch.default_generator.manual_seed(0)  # for what is drawn at once, alike on all ranks
-            model: nn.Module = AutoModelForCausalLM.from_config(
+            model: nn.Module = generating_kind(config).from_config(
                 config,
                 dtype=DTYPES[spec.dtype],
                 attn_implementation=attention,
@@ -60,6 +61,16 @@ def skeleton(
     if attention == ATTENTION_NAME:
         keep_latents(model)
     return without_head(model) if spec.embedding_size else model
+
+
+def generating_kind(
+    config: PretrainedConfig,
+) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
+    """Return the class of transformers that makes a model of this configuration with its logits."""
+    kind: type[AutoModelForCausalLM | AutoModelForImageTextToText] = (
+        AutoModelForImageTextToText if has_images(config) else AutoModelForCausalLM
+    )
+    return kind
 
 
 def names_of_head(model: Any) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.job import Admission, Job
+from muxcluster.core.job import Admission, Job, Phase
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
@@ -58,10 +58,24 @@ class AdmissionLedger:
             return job
         seen[unknown] = ledger.versions[unknown]
         known = (ledger.latest[row] for row in unknown.tolist())
-        extra = tuple(admission for admission in known if admission is not None)
+        extra = tuple(
+            _for_decodes(admission) if job.phase is Phase.DECODE else admission
+            for admission in known
+            if admission is not None
+        )
         return replace(job, admissions=job.admissions + extra)
 
     def forget_worker(self, rung_id: int) -> None:
         """Forget what `rung_id` has seen: a new process runs there."""
         for ledger in self._models.values():
             ledger.seen[rung_id][:] = 0
+
+
+def _for_decodes(admission: Admission) -> Admission:
+    """Return the admission of a row whose prompt is computed: only positions of its images count.
+
+    A row whose prompt is to be computed again is admitted again.
+    """
+    if not admission.images:
+        return admission
+    return replace(admission, images=tuple(each.without_pixels() for each in admission.images))

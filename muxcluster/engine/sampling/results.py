@@ -32,6 +32,9 @@ class RowsResult:
     # their keys and values are not computed, but for drafts that were right
     runs: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     vectors: Mapping[int, bytes] = field(default_factory=dict)  # as in `JobResult`
+    # image_tokens, image_s: as in `JobResult`
+    image_tokens: int = 0
+    image_s: float = 0.0
 
 
 class Pending(Protocol):

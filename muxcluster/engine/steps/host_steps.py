@@ -1,4 +1,4 @@
-"""Steps on the CPU: inputs without upload, one attention plan per step, sampling on arrays."""
+"""Steps that are waited for: on the CPU, and on GPUs of models whose steps are not recorded."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +16,7 @@ from muxcluster.engine.forward.attention import LayerAttention
 from muxcluster.engine.forward.batch import TokenBatch, token_batch
 from muxcluster.engine.forward.cpu_attention import PlannedAttention
 from muxcluster.engine.forward.loaded_model import Numbers
+from muxcluster.engine.forward.paged_attention import PagedAttention
 from muxcluster.engine.forward.paged_forward import TokenForward
 from muxcluster.engine.memory.arena import ModelArena
 from muxcluster.engine.sampling.constrained import ConstrainedRows, PendingAllowed
@@ -25,6 +26,7 @@ from muxcluster.engine.sampling.results import Pending, Ready, result_of
 from muxcluster.engine.sampling.sampler import Sampled, sample
 from muxcluster.engine.steps.device.warm_up import WarmUpStep
 from muxcluster.engine.steps.verification import draft_places, sampled_places, verified
+from muxcluster.engine.vision.rows import RowImages
 
 
 class RowsForward(Protocol):
@@ -61,15 +63,17 @@ class PagedRows:
         pool: Tensor,
         arena: ModelArena,
         adapters: RowAdapters | None = None,
+        images: RowImages | None = None,
     ) -> None:
-        """pool: uint8 [num_blocks, block_bytes]; arena: the model's part. adapters: of the rows;
-        None: the model has none."""
+        """pool: uint8 [num_blocks, block_bytes]; arena: the model's part. adapters, images: of the
+        rows; None: the model has none, or takes none."""
         self._forward = forward
         self._adapters = adapters
+        self._images = images
         self._pool = pool
         self._arena = arena
         self._attention: Callable[[Tensor, ModelArena, TokenBatch], LayerAttention]
-        self._attention = PlannedAttention
+        self._attention = PlannedAttention if pool.device.type == "cpu" else PagedAttention
 
     def logits(self, rows: Rows, asked: Asked) -> Tensor:
         device, arena = self._pool.device, self._arena
@@ -83,6 +87,8 @@ class PagedRows:
         forward = self._forward
         if self._adapters is not None:
             forward = self._adapters.forward_of(rows.table_rows, rows.counts, device)
+        if self._images is not None:
+            forward = self._images.forward_of(rows, batch.positions)
         return forward.logits(tokens, batch.positions, attention, where)[: len(wanted)]
 
     def forget(self, row: int) -> None:

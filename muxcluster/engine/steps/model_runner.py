@@ -1,6 +1,7 @@
 """Runner of one model of a unit: make a job's pending writes, run its forwards, sample."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -21,11 +22,13 @@ from muxcluster.engine.memory.arena import ModelArena
 from muxcluster.engine.sampling.constrained import ConstrainedRows
 from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.prompt_positions import PromptPositions
-from muxcluster.engine.sampling.results import Pending, RowsResult
+from muxcluster.engine.sampling.results import Pending, Ready, RowsResult
 from muxcluster.engine.steps.device.captures import Capture
 from muxcluster.engine.steps.device.steps import DeviceSteps
 from muxcluster.engine.steps.device.warm_up import WarmUpStep
 from muxcluster.engine.steps.host_steps import HostSteps, PagedRows, RowsForward
+from muxcluster.engine.vision.forward import VisionForward
+from muxcluster.engine.vision.rows import RowImages
 
 
 class Steps(Protocol):
@@ -60,9 +63,10 @@ class ModelRunner:
     ) -> None:
         """pool: uint8 [num_blocks, block_bytes], shared by all models; arena: this model's part.
 
-        capture: how decode steps are recorded. None: steps run on the CPU or, for an encoder and a
-        model with a cache of its own (Slab), on any device, and are waited for. masks: what tells
-        which tokens constraints allow; None: no request with one can be admitted.
+        capture: how decode steps are recorded. None: steps run on the CPU or, for an encoder, a
+        model with a cache of its own (Slab) or one that takes images, on any device, and are waited
+        for. masks: what tells which tokens constraints allow; None: no request with one can be
+        admitted.
         """
         self._sampling = SequenceSampling(
             spec.num_rows,
@@ -78,9 +82,11 @@ class ModelRunner:
         own = forward
         if isinstance(forward, AdaptedForward):
             self._adapters, own = RowAdapters(forward, spec.num_rows), forward.plain
+        self._images = RowImages(own) if isinstance(own, VisionForward) else None
         self._runs_in_pieces = capture is None and isinstance(own, FusedDecoder)
         self._steps: Steps
-        if capture is not None and not isinstance(forward, Slab | Encoder):
+        is_waited_for = self._images is not None
+        if capture is not None and not is_waited_for and not isinstance(forward, Slab | Encoder):
             model = LoadedModel(
                 spec.name,
                 forward,
@@ -101,7 +107,7 @@ class ModelRunner:
             store = RowStore(pool, arena, spec.shape, forward.model.layout)
             rows = DenseRows(forward.model, store, arena, forward.limit)
         else:
-            rows = PagedRows(forward, pool, arena, self._adapters)
+            rows = PagedRows(forward, pool, arena, self._adapters, self._images)
         self._steps = HostSteps(rows, arena, self._sampling, self._prompts, self._constrained)
 
     @property
@@ -110,12 +116,14 @@ class ModelRunner:
         return self._runs_in_pieces
 
     def admit(self, admission: Admission) -> None:
-        """Record a row's sampling parameters, side and adapter, and its tokens if there are any."""
+        """Record a row's sampling parameters, side, adapter and images, and tokens if any come."""
         self._sampling.admit(admission.row, admission.sampling, admission.num_prompt_tokens)
         self._prompts.admit(admission)
         self._constrained.admit(admission)
         if self._adapters is not None:
             self._adapters.admit(admission)
+        if self._images is not None:
+            self._images.admit(admission)
         self._steps.admit(admission)
 
     def write_tables(self, delta: TableDelta) -> None:
@@ -150,7 +158,11 @@ class ModelRunner:
         host computes: constraints, penalties, bias, logprobs.
         """
         assert num_steps == 1 or np.all(rows.samples), "only decode rows take several steps"
-        return self._steps.launch(rows, num_steps, is_recorded=is_recorded)
+        pending = self._steps.launch(rows, num_steps, is_recorded=is_recorded)
+        if self._images is None:
+            return pending
+        num_tokens, seconds = self._images.taken()
+        return Ready(replace(pending.result(), image_tokens=num_tokens, image_s=seconds))
 
     def waits(self, rows: Rows) -> bool:
         """Return whether `launch` returns only when the rows that decode have ended."""

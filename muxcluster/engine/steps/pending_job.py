@@ -48,6 +48,8 @@ class PendingJob:
             refused_rows=done.refused,
             mask_wait_s=done.mask_wait_s,
             vectors=done.vectors,
+            image_tokens=done.image_tokens,
+            image_s=done.image_s,
         )
 
 

@@ -23,7 +23,7 @@ from muxcluster.engine.dense.encoder import Encoder
 from muxcluster.engine.dense.model import DenseModel
 from muxcluster.engine.dense.slab import Slab, slab_for
 from muxcluster.engine.forward.attention import LayerCall
-from muxcluster.engine.forward.paged_forward import Forward, TokenForward
+from muxcluster.engine.forward.paged_forward import TokenForward
 from muxcluster.engine.forward.prefix_rows import Reordered, side_by_side
 from muxcluster.engine.load.backends import load
 from muxcluster.engine.load.division.group import RankGroup
@@ -40,6 +40,7 @@ from muxcluster.engine.steps.device.warm_up import prompt_steps, token_steps
 from muxcluster.engine.steps.model_runner import ModelRunner
 from muxcluster.engine.steps.pending_job import PendingJob
 from muxcluster.engine.steps.pieces import PieceThreads, cut
+from muxcluster.engine.vision.loading import plain_forward
 
 logger = logging.getLogger(__name__)
 
@@ -281,7 +282,7 @@ def _plain_forward(
             logger.warning("%s runs unfused: %s", spec.name, error)
             model = load_model(spec, unit.device, group)
     pack_linears(model)
-    return Forward(model)
+    return plain_forward(model, spec, is_checked=earlier is not None)
 
 
 def _backends(forwards: Mapping[str, TokenForward | Slab | Encoder]) -> tuple[ModelBackend, ...]:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.batch_part import LinePlace
+from muxcluster.core.inputs.prompt_image import PromptImage
 from muxcluster.core.request import Request, ServiceClass, Slo
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.http.calls.admission import Admission
@@ -25,6 +26,7 @@ class Prompt:
     # output tokens shown; 0 only with echo, when the engine computes one for prompt logprobs, and
     # for embeddings
     max_tokens: int
+    images: tuple[PromptImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,4 +143,5 @@ class Call:
             tenant="" if self.head.meter is None else self.head.meter.key.name,
             adapter=served.unit_adapter,
             adapter_path="" if served.loaded is None else served.loaded.path,
+            images=prompt.images,
         )

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from muxcluster.core.errors import (
     UnsupportedParameter,
 )
 from muxcluster.core.inputs.clip import clip
+from muxcluster.core.inputs.image_rules import ImageLimits, ImageRules, read_image_rules
 from muxcluster.core.served import ServedModel
 from muxcluster.text.reasoning import HARMONY, PromptEnd, ReasoningTags, tags_of
 from muxcluster.text.rendering.pool import RenderPool
@@ -31,6 +33,7 @@ from muxcluster.text.tools import harmony
 from muxcluster.text.tools.asked import AskedTools
 from muxcluster.text.tools.formats import ModelTools, ToolFormat, tools_of
 from muxcluster.text.tools.messages import described, with_thinking
+from muxcluster.text.validation.images import ImageParts
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -52,6 +55,11 @@ class ModelText:
     tools: ModelTools
     tags: ReasoningTags | None
     has_channels: bool = False
+    images: ImageRules | None = None
+
+    def image_parts(self, limits: ImageLimits) -> ImageParts | None:
+        """Return what takes the images out of messages; None if the model takes none."""
+        return None if self.images is None else ImageParts(limits)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> NDArray[np.int32]:
         """Return the token ids of `text`, int32 [n].
@@ -323,7 +331,8 @@ def _load(model: ServedModel, pool: RenderPool | None = None) -> ModelText:
     has_channels = tags is HARMONY if form is None else form.has_channels
     if tags is HARMONY and not has_channels:
         tags = None  # calls in another format are looked for in all of the output
-    return ModelText(model, tokenizer, template, tools, tags, has_channels)
+    images = read_image_rules(Path(model.path)) if model.takes_images else None
+    return ModelText(model, tokenizer, template, tools, tags, has_channels, images)
 
 
 async def off_loop(work: Callable[[], T], num_chars: int, inline_chars: int) -> T:

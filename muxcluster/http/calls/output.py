@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.errors import InvalidValue
+from muxcluster.core.inputs.image_rules import ImageLimits
 from muxcluster.core.sampling import Constraint, SamplingParams
 from muxcluster.http.calls.model_text import ModelText
 from muxcluster.text.reasoning import HARMONY, PromptEnd, prompt_end
@@ -24,6 +25,8 @@ from muxcluster.text.tools.output import OutputRules
 from muxcluster.text.validation.prompts import chat_messages
 
 ENDING_TOKENS = 32  # of a prompt, in which a tag may stand
+# in messages that were checked before
+_ANY_IMAGES = ImageLimits(most=2**31, most_bytes=2**62, most_pixels=2**62)
 
 
 def output_rules(
@@ -99,7 +102,8 @@ def _prompt_end(body: ChatBody, model: ModelText, prompt: NDArray[np.int32]) -> 
     ending = model.tokenizer.decode(prompt[-ENDING_TOKENS:].tolist(), skip_special_tokens=False)
     continued = None
     if body.continue_final_message:
-        continued = str(chat_messages(body.messages)[-1]["content"])
+        parts = model.image_parts(_ANY_IMAGES)
+        continued = str(chat_messages(body.messages, parts)[-1]["content"])
     return prompt_end(tags, ending, continued)
 
 

@@ -32,6 +32,8 @@ _DENSE = frozenset(
 # (tests/engine/dense/test_encoders.py). Positions of some begin behind their padding token.
 _BEHIND_PADDING = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
 _ENCODERS = _BEHIND_PADDING | {"bert", "distilbert", "electra", "modernbert"}
+# Types whose models take images: a tower makes embeddings of them.
+_WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen2_vl"})
 # Types with norms that need the queries and keys of all heads.
 _WIDE_NORMS = frozenset(
     {"flex_olmo", "minimax_m2", "minimax_m3_vl_text", "olmo2", "olmo3", "olmoe"}
@@ -53,6 +55,11 @@ def runs_dense(config: Mapping[str, Any]) -> bool:
 def is_encoder(config: Mapping[str, Any]) -> bool:
     """Return whether models of this config.json are encoders that are served."""
     return config.get("model_type") in _ENCODERS and config.get("is_decoder") is not True
+
+
+def takes_images(config: Mapping[str, Any]) -> bool:
+    """Return whether models of this config.json take images that are served."""
+    return str(config.get("model_type")) in _WITH_IMAGES
 
 
 def num_lost_positions(config: Mapping[str, Any]) -> int:

@@ -14,6 +14,7 @@ from muxcluster.placement.shapes.config_values import (
 )
 from muxcluster.placement.shapes.latent import latent_attention
 from muxcluster.placement.shapes.state_layers import state_fields
+from muxcluster.placement.shapes.vision import vision_params
 from muxcluster.placement.shapes.weight_format import WeightFormat, stored_format
 from muxcluster.placement.shapes.windows import window_fields
 
@@ -165,6 +166,7 @@ def shape_fields(source: Path | str | Mapping[str, Any]) -> dict[str, Any]:
         "tied_embeddings": flag(config, "tie_word_embeddings", kind in _TIED),
         "learned_positions": kind in _LEARNED_POSITIONS,
         "weights": _weights(whole, kind),
+        "vision_params": vision_params(whole),
         **(_layer_fields(config, kind, layers, hidden) if has_attention else _NO_ATTENTION),
         **states,
     }

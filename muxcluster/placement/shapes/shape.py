@@ -59,6 +59,7 @@ class ModelShape:
     # them; 0 and none: all layers see all tokens.
     window: int = 0
     window_layers: tuple[int, ...] = ()
+    vision_params: int = 0  # weights of what reads images, which no step of text touches
 
     @classmethod
     def from_hf_config(cls, source: Path | str | Mapping[str, Any]) -> "ModelShape":
@@ -95,7 +96,8 @@ class ModelShape:
     def num_params(self) -> int:
         """Weights of all matrices (biases and norms, below 0.1 %, left out)."""
         head = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
-        return self.embedding_params + head + self._layers_params(self.num_experts)
+        decoder = self.embedding_params + head + self._layers_params(self.num_experts)
+        return decoder + self.vision_params
 
     @property
     def active_params(self) -> int:

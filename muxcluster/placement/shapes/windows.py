@@ -14,7 +14,8 @@ _DEFAULTS: Mapping[str, int] = {
     "gpt_oss": 128,
 }
 # Families that have windows only where `use_sliding_window` says so.
-_ASKED = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+_VISION = ("qwen2_5_vl", "qwen2_5_vl_text", "qwen2_vl", "qwen2_vl_text")
+_ASKED = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", *_VISION})
 _Rule = Callable[[Mapping[str, Any], int], bool]
 
 
@@ -44,7 +45,7 @@ def _all_but_each(period: int) -> _Rule:
 # Whether a layer has a window, by its number, where a file does not list the types of layers.
 _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("mistral", "mixtral", "phi3", "phimoe", "starcoder2", "qwen3_moe"), _every),
-    **dict.fromkeys(("qwen2", "qwen3"), _last),
+    **dict.fromkeys(("qwen2", "qwen3", *_VISION), _last),
     **dict.fromkeys(("gemma2", "gpt_oss", "qwen2_moe"), _alternating),
     "gemma3_text": _all_but_each(6),
     "cohere2": _all_but_each(4),

@@ -101,6 +101,7 @@ class Draft:
         self.model = model
         self.num_rows = self.num_batch = 0  # rows so far, and those of the batch class
         self.work = JobWork()
+        self.image_tokens = 0  # of images whose first tokens are in its chunks
         # Row and number of tokens of each chunk, of either class
         self.prompts: list[tuple[int, int]] = []
         self._longest = 0
@@ -134,7 +135,11 @@ class Draft:
         """Predicted time of the job as it is; 0 where nothing is known yet."""
         if not self.num_rows:
             return 0.0
-        return self._times.job_s(self.work)
+        return self._times.job_s(self.work) + self._image_s
+
+    @property
+    def _image_s(self) -> float:
+        return self._times.image_s(self.image_tokens) if self.image_tokens else 0.0
 
     @property
     def least_s(self) -> float:
@@ -149,7 +154,7 @@ class Draft:
 
     def seconds_with(self, num_decodes: int, context: int) -> float:
         """Predicted time with so many more rows that decode."""
-        return self._times.job_s(self.work.with_rows(num_decodes, context))
+        return self._times.job_s(self.work.with_rows(num_decodes, context)) + self._image_s
 
     def rows_within(self, seconds: float, rows: TableRows) -> int:
         """How many of `rows`, in order, may decode in the job too."""
@@ -206,7 +211,11 @@ class Draft:
         if is_admitted:
             self._admitted.append(row)
         self.prompts.append((row, count))
-        self.work = self.work.with_prompt(int(self.model.running.num_computed[row]), count)
+        start = int(self.model.running.num_computed[row])
+        self.work = self.work.with_prompt(start, count)
+        for image in self.model.running.at(row).request.images:
+            if start <= image.start < start + count:
+                self.image_tokens += image.num_tokens
 
     def save(self, memory: Memory, job_id: int) -> None:
         """What the rows so far overwrite is saved. Call it before others are restored."""

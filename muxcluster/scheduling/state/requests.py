@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from muxcluster.core.events import Finished, FinishReason
 from muxcluster.core.hashing import extend_hashes, root_hash
+from muxcluster.core.inputs.prompt_image import block_marks
 from muxcluster.core.job import Side
 from muxcluster.core.request import PinnedPrefix, Request, ServiceClass, Slo
 from muxcluster.core.unitspec import ModelSpec
@@ -206,7 +207,9 @@ class LiveRequest:
             num_prompt = self.num_prompt
             rest = output[max(start - num_prompt, 0) : max(end - num_prompt, 0)]
             tokens = np.concatenate((prompt, rest)) if len(rest) else prompt
-            self.hashes.extend(extend_hashes(self._parent(spec), tokens, block_tokens))
+            first = len(self.hashes)
+            marks = block_marks(self.request.images, first, num_columns - first, block_tokens)
+            self.hashes.extend(extend_hashes(self._parent(spec), tokens, block_tokens, marks))
         return self.hashes[:num_columns]
 
     def _parent(self, spec: ModelSpec) -> bytes:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import Job, Phase
+from muxcluster.scheduling.steptime.images import ImageTimes
 from muxcluster.scheduling.steptime.learn import (
     KNOWN,
     CopyTimes,
@@ -35,6 +36,7 @@ class JobTimes:
         decode_s(num_rows, context) -> float
         prefill_s(num_tokens, attention) -> float
         job_s(work) -> float                     # decode, prefill or mixed, by what is in it
+        image_s(num_tokens) -> float             # beside these, of images in prompts
         prompt_tokens_within(seconds, work, start, limit) -> int
         rows_within(seconds, work, contexts, counts) -> int
 
@@ -44,10 +46,12 @@ class JobTimes:
     portion of the smaller one, see `mixed_s`.
     """
 
-    __slots__ = ("_decode", "_mixed", "_prefill", "lines")
+    __slots__ = ("_decode", "_images", "_mixed", "_prefill", "lines")
 
-    def __init__(self, lines: JobLines) -> None:
+    def __init__(self, lines: JobLines, images: Callable[[int], float] = lambda _: 0.0) -> None:
+        """images: see `image_s`."""
         self.lines = lines
+        self._images = images
         self._decode, self._prefill, self._mixed = lines.decode, lines.prefill, lines.mixed
 
     def decode_s(self, num_rows: float, context: float) -> float:
@@ -71,6 +75,10 @@ class JobTimes:
     def mixed_s(self, prefill_s: float, decode_s: float) -> float:
         """Return the seconds of one forward over a prefill and a decode that take so long apart."""
         return mixed_s(self._mixed.line, prefill_s, decode_s, self._decode.line.fixed_s)
+
+    def image_s(self, num_tokens: int) -> float:
+        """Return the seconds of embedding images of so many tokens, which a prefill has first."""
+        return self._images(num_tokens)
 
     def prompts_s(self, num_tokens: NDArray[np.float64], step_s: float) -> NDArray[np.float64]:
         """Return the seconds of forwards over a whole prompt each, [n].
@@ -127,12 +135,13 @@ class JobTimes:
 class StepTimes:
     """Predictions for all models of a unit (design.md §2, §7): `of` a model at an SM share.
 
-    Public: copies, predictions of the host link.
+    Public: copies, predictions of the host link; images, of what embeds them.
     """
 
     def __init__(self, seed: Seed | None = None, copies: CopyTimes | None = None) -> None:
         """seed: where the lines start; asked when a model and share is first asked for."""
         self.copies = copies or CopyTimes({})
+        self.images = ImageTimes()
         self._seed = seed
         self._models: dict[str, ModelLines] = {}
         self._times: dict[tuple[str, float], JobTimes] = {}
@@ -147,7 +156,9 @@ class StepTimes:
         if found is None:
             if model not in self._models:
                 self._models[model] = ModelLines(partial(self._expected, model))
-            found = self._times[model, share] = JobTimes(self._models[model].at(share))
+            found = self._times[model, share] = JobTimes(
+                self._models[model].at(share), partial(self.images.seconds, model, share)
+            )
         return found
 
     def beside(self, model: str, phase: Phase, num_beside: int) -> float:

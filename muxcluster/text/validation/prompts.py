@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from muxcluster.core.errors import InvalidValue, MissingParameter, UnsupportedParameter
 from muxcluster.core.inputs.clip import plain
+from muxcluster.text.validation.images import IMAGE_PART, ImageParts
 from muxcluster.text.validation.tool_messages import tool_fields
 
 MAX_PROMPTS = 1024
@@ -64,22 +65,23 @@ def token_ids(value: object, vocab_size: int, param: str) -> NDArray[np.int32]:
     return np.array(ids, dtype=np.int32)
 
 
-def chat_messages(value: object) -> list[dict[str, Any]]:
+def chat_messages(value: object, images: ImageParts | None = None) -> list[dict[str, Any]]:
     """Return `messages` as chat templates read them.
 
     Text parts are joined, `developer` is replaced by `system`, arguments of tool calls are objects,
-    and reasoning is in `reasoning_content`. Raises InvalidValue or MissingParameter for wrong
-    shapes and for too many, UnsupportedParameter for parts other than text and for functions from
-    before tools.
+    and reasoning is in `reasoning_content`. images: takes the images out of messages of the user,
+    whose content is then a list of parts; None: there may be none. Raises InvalidValue or
+    MissingParameter for wrong shapes and for too many, UnsupportedParameter for other parts and for
+    functions from before tools.
     """
     if not isinstance(value, list) or not value:
         raise InvalidValue("messages must be a non-empty list", "messages")
     if len(value) > MAX_MESSAGES or sum(map(_num_parts, value)) > MAX_MESSAGES:
         raise InvalidValue(f"at most {MAX_MESSAGES} messages, and parts of messages", "messages")
-    return [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
+    return [_message(item, f"messages[{i}]", images) for i, item in enumerate(value)]
 
 
-def _message(value: object, param: str) -> dict[str, Any]:
+def _message(value: object, param: str, images: ImageParts | None) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise InvalidValue(f"{param} must be an object", param)
     for name in REFUSED_FIELDS:
@@ -101,7 +103,9 @@ def _message(value: object, param: str) -> dict[str, Any]:
     if not message.get("tool_calls"):
         message.pop("tool_calls", None)
     has_text = value.get("content") is not None or "tool_calls" not in message
-    message["content"] = _content(value.get("content"), f"{param}.content") if has_text else ""
+    of_user = images if role == "user" else None
+    content = _content(value.get("content"), f"{param}.content", of_user) if has_text else ""
+    message["content"] = content
     message.update(_reasoning(message, param))
     message.pop("reasoning", None)
     return message
@@ -124,23 +128,30 @@ def _num_parts(message: object) -> int:
     return len(content) if isinstance(content, list) else 0
 
 
-def _content(value: object, param: str) -> str:
+def _content(value: object, param: str, images: ImageParts | None) -> str | list[dict[str, str]]:
+    """Return the text of a message, or its parts if some are images."""
     if isinstance(value, str):
         return value
     if value is None:
         raise MissingParameter(f"missing required field {param}", param)
     if not isinstance(value, list) or not value:
         raise InvalidValue(f"{param} must be a string or a list of text parts", param)
-    return "\n".join(_part(item, f"{param}[{i}]") for i, item in enumerate(value))
+    parts = [_part(item, f"{param}[{i}]", images) for i, item in enumerate(value)]
+    texts = [part["text"] for part in parts if "text" in part]
+    return "\n".join(texts) if len(texts) == len(parts) else parts
 
 
-def _part(value: object, param: str) -> str:
+def _part(value: object, param: str, images: ImageParts | None) -> dict[str, str]:
+    """Return a part as chat templates read it."""
     if not isinstance(value, Mapping) or not isinstance(value.get("type"), str):
         raise InvalidValue(f"{param} must be an object with a type", param)
+    if value["type"] == IMAGE_PART and images is not None:
+        return images.take(value, param)
     if value["type"] != "text":
-        raise UnsupportedParameter(
-            f"{plain(value['type'])} parts are not supported", f"{param}.type"
-        )
+        message = f"{plain(value['type'])} parts are not supported"
+        if value["type"] == IMAGE_PART:
+            message += ": images are read in messages of the user, and by models that take them"
+        raise UnsupportedParameter(message, f"{param}.type")
     if not isinstance(value.get("text"), str):
         raise InvalidValue(f"{param}.text must be a string", f"{param}.text")
-    return str(value["text"])
+    return {"type": "text", "text": value["text"]}

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muxcluster.core.inputs.prompt_image import PromptImage
 from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.engine.processes.admissions import AdmissionLedger
@@ -39,6 +40,20 @@ def test_the_other_worker_gets_the_rules_without_the_tokens() -> None:
     assert replace(extra, tokens=prefill.admissions[0].tokens).sampling.seed == 7
     assert extra.num_prompt_tokens == 3
     assert ledger.complete(job_of(1, [5]), 1).admissions == ()
+
+
+def test_a_worker_that_only_decodes_gets_no_pixels() -> None:
+    image = PromptImage(1, (1, 2), b"x" * 32, np.ones((28, 56, 3), dtype=np.uint8))
+    own = replace(admission(5, seed=7), images=(image,))
+    ledger = AdmissionLedger.of(fake_spec(), (0, 1, 2))
+    prefill = replace(job_of(0, [5], (own,)), phase=Phase.PREFILL)
+    assert ledger.complete(prefill, 0).admissions == (own,)
+    (other,) = ledger.complete(replace(job_of(2, [5]), phase=Phase.PREFILL), 2).admissions
+    assert other.images == (image,)
+    (decoding,) = ledger.complete(job_of(1, [5]), 1).admissions
+    (found,) = decoding.images
+    assert found.pixels.size == 0
+    assert (found.start, found.grid, found.digest) == (image.start, image.grid, image.digest)
 
 
 def test_a_new_worker_is_told_again() -> None:

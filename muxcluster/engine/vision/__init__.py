@@ -1,0 +1,1 @@
+"""Language models that take images: their positions, their tower, and the images of rows."""

@@ -1,0 +1,1 @@
+"""Images of chats: decoding them, and their tokens in a prompt."""
