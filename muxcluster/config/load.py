@@ -238,6 +238,8 @@ def _adapters(
         raise source.error((*at, "adapters"), "a model of embeddings or scores has no adapters")
     if facts.is_dense or section.backend == "dense":
         raise source.error((*at, "adapters"), "a model on the dense backend has no adapters")
+    if facts.shape.num_state_layers:
+        raise source.error((*at, "adapters"), "a model with states has no adapters")
     paths = [
         _adapter(each, (*at, "adapters", place, "path"), source)
         for place, each in enumerate(section.adapters)

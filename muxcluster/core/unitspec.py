@@ -80,6 +80,9 @@ class ModelSpec:
     pooling: str = "lasttoken"
     # Models that requests may ask for in its place: its own weights, and what each of these adds
     adapters: tuple[AdapterSpec, ...] = ()
+    # Columns of blocks that each sequence has before those of its tokens, for the states of layers
+    # without keys and values; 0: there are none, or the dense backend keeps them
+    state_columns: int = 0
 
     @property
     def num_rows(self) -> int:

@@ -39,6 +39,7 @@ from muxcluster.engine.load.quiet import quiet_loading
 from muxcluster.engine.load.skeleton import names_of_head, refusal, skeleton, without_head
 from muxcluster.engine.load.tensor_loading import load_by_tensor
 from muxcluster.engine.load.weights import check_weight_files
+from muxcluster.engine.states.mixers import keep_states
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,12 @@ def load_model(
     """
     check_load_format(spec)
     directory = Path(spec.path)
-    config = read_config(directory, trust_remote_code=spec.trust_remote_code)
+    has_states = spec.state_columns > 0
+    if has_states and group is not None:
+        raise LoadError(directory / "config.json", "models with states are not divided over GPUs")
+    config = read_config(
+        directory, trust_remote_code=spec.trust_remote_code, has_states=has_states
+    )
     with quiet_loading():
         if group is not None or weight_format(spec) is not None:
             model = load_by_tensor(config, spec, device, group)
@@ -69,6 +75,8 @@ def load_model(
         else:
             model = read_weights(config, spec, ATTENTION_NAME)
             keep_latents(model)
+            if has_states:
+                keep_states(model)
             model = _on_device(model, device)
         model.eval().requires_grad_(False)
         if not is_checked:

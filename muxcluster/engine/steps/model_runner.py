@@ -22,6 +22,8 @@ from muxcluster.engine.sampling.constrained import ConstrainedRows
 from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.prompt_positions import PromptPositions
 from muxcluster.engine.sampling.results import Pending, RowsResult
+from muxcluster.engine.states.forward import StatefulForward
+from muxcluster.engine.states.rows import StatefulRows
 from muxcluster.engine.steps.device.captures import Capture
 from muxcluster.engine.steps.device.steps import DeviceSteps
 from muxcluster.engine.steps.device.warm_up import WarmUpStep
@@ -60,9 +62,9 @@ class ModelRunner:
     ) -> None:
         """pool: uint8 [num_blocks, block_bytes], shared by all models; arena: this model's part.
 
-        capture: how decode steps are recorded. None: steps run on the CPU or, for an encoder and a
-        model with a cache of its own (Slab), on any device, and are waited for. masks: what tells
-        which tokens constraints allow; None: no request with one can be admitted.
+        capture: how decode steps are recorded. None: steps run on the CPU or, for an encoder, a
+        model with a cache of its own (Slab) and one with states, on any device, and are waited for.
+        masks: what tells which tokens constraints allow; None: no request with one can be admitted.
         """
         self._sampling = SequenceSampling(
             spec.num_rows,
@@ -80,7 +82,7 @@ class ModelRunner:
             self._adapters, own = RowAdapters(forward, spec.num_rows), forward.plain
         self._runs_in_pieces = capture is None and isinstance(own, FusedDecoder)
         self._steps: Steps
-        if capture is not None and not isinstance(forward, Slab | Encoder):
+        if capture is not None and not isinstance(forward, Slab | Encoder | StatefulForward):
             model = LoadedModel(
                 spec.name,
                 forward,
@@ -100,6 +102,8 @@ class ModelRunner:
         elif isinstance(forward, Slab):
             store = RowStore(pool, arena, spec.shape, forward.model.layout)
             rows = DenseRows(forward.model, store, arena, forward.limit)
+        elif isinstance(forward, StatefulForward):
+            rows = StatefulRows(forward, pool, arena, spec.shape)
         else:
             rows = PagedRows(forward, pool, arena, self._adapters)
         self._steps = HostSteps(rows, arena, self._sampling, self._prompts, self._constrained)

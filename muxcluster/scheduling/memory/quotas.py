@@ -51,7 +51,7 @@ def floors(
         part = num_blocks / _most_at_once(models, whole, resident_bytes)
         wanted = {name: min(wanted[name], blocks * part) for name, blocks in whole.items()}
     least = {m.name: _whole_columns(m, wanted[m.name]) for m in models}
-    short = [name for name, blocks in least.items() if blocks == 0]
+    short = [model.name for model in models if least[model.name] < model.blocks(1)]
     if short:
         raise ValueError(f"a pool of {num_blocks} blocks holds not one column of {short[0]!r}")
     return least
