@@ -38,18 +38,22 @@ def floors(
 ) -> dict[str, int]:
     """Return the blocks that no adaptation takes from a model: one sequence of max_model_len.
 
-    Where the pool is too small for that, every model gets the same part of it, rounded down to
-    columns; longer requests are then rejected. resident_bytes: of the weights that fit together,
-    0 for all; then only the floors of models that may be awake together need to fit. Raises
-    ValueError where a column does not fit.
+    Where the pool is too small for that, every model gets the same part of it (of what the states
+    of one sequence of each leave), rounded down to columns; longer requests are then rejected.
+    resident_bytes: of the weights that fit together, 0 for all; then only the floors of models that
+    may be awake together need to fit. Raises ValueError where a column does not fit.
     """
     wanted: dict[str, float]
     wanted = {model.name: model.most_blocks(model.spec.max_model_len) for model in models}
     if _most_at_once(models, wanted, resident_bytes) > num_blocks:
         # The same part of the length, so that windows make no model's longest request shorter.
-        whole = {model.name: model.blocks(model.spec.max_model_len) for model in models}
-        part = num_blocks / _most_at_once(models, whole, resident_bytes)
-        wanted = {name: min(wanted[name], blocks * part) for name, blocks in whole.items()}
+        states = {model.name: model.state_blocks for model in models}
+        whole = {m.name: m.blocks(m.spec.max_model_len) - states[m.name] for m in models}
+        left = max(0.0, num_blocks - _most_at_once(models, states, resident_bytes))
+        part = left / _most_at_once(models, whole, resident_bytes)
+        wanted = {
+            name: min(wanted[name], states[name] + blocks * part) for name, blocks in whole.items()
+        }
     least = {m.name: _whole_columns(m, wanted[m.name]) for m in models}
     short = [model.name for model in models if least[model.name] < model.blocks(1)]
     if short:
