@@ -26,7 +26,7 @@ from muxcluster.engine.forward.latents import keep_latents
 from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.engine.load.dummy import DummyWeights
 from muxcluster.engine.load.filling import fill
-from muxcluster.engine.load.hf_config import DTYPES, read_config, weight_format
+from muxcluster.engine.load.hf_config import DTYPES, NotPaged, read_config, weight_format
 from muxcluster.engine.load.merging import merge_products
 from muxcluster.engine.load.parity import (
     check_forward,
@@ -39,7 +39,7 @@ from muxcluster.engine.load.quiet import quiet_loading
 from muxcluster.engine.load.skeleton import names_of_head, refusal, skeleton, without_head
 from muxcluster.engine.load.tensor_loading import load_by_tensor
 from muxcluster.engine.load.weights import check_weight_files
-from muxcluster.engine.states.mixers import keep_states
+from muxcluster.engine.states.mixers import keep_states, mixers_of
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,9 @@ def load_model(
             if has_states:
                 keep_states(model)
             model = _on_device(model, device)
+        if has_states and not mixers_of(model):
+            message = "its layers with states are of no kind that can be served paged"
+            raise NotPaged(directory / "config.json", message)
         model.eval().requires_grad_(False)
         if not is_checked:
             probe(model, spec, directory / "config.json")
