@@ -46,7 +46,7 @@ def read_config(
     config = any_config(directory, trust_remote_code=trust_remote_code)
     layer_types = getattr(config.get_text_config(), "layer_types", None) or ()
     known = _PAGED_LAYERS
-    if has_states and config.model_type in PAGED_STATES:
+    if has_states and config.get_text_config().model_type in PAGED_STATES:
         known = known | _STATE_LAYERS
     unknown = sorted(set(layer_types) - known)
     if unknown:

@@ -1,7 +1,5 @@
 """Runs rows of a model whose keys and values, and states, are in the pool."""
 
-from typing import Final
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -30,7 +28,7 @@ class StatefulRows:
     forward and is run again), the row is computed from its first token.
     """
 
-    padded: Final = None  # rows of different lengths are never in one batch
+    padded = None  # rows of different lengths are never in one batch
 
     def __init__(
         self, forward: StatefulForward, pool: Tensor, arena: ModelArena, shape: KvShape
