@@ -17,11 +17,15 @@ from torch.nn.functional import pad
 
 Foreign = Any  # a module of transformers, with attributes that mypy does not know
 
-# Classes of transformers whose forward goes on from given states for one token and for many, and
-# whose layers pass our batch on to it.
-_MIXERS = frozenset(
+# Classes of transformers whose forward goes on from given states for one token and for many.
+_CHUNKED = frozenset(
     {"BambaMixer", "FalconH1Mixer", "GraniteMoeHybridMambaLayer", "Qwen3NextGatedDeltaNet"}
 )
+# For one token alone: many would begin anew.
+_STEPWISE = frozenset({"JambaMambaMixer"})
+_MIXERS = _CHUNKED | _STEPWISE
+# Layers around them that hand on a cache and nothing else.
+_CLOSED_LAYERS = frozenset({"JambaMambaDecoderLayer"})
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +101,10 @@ def keep_states(model: nn.Module) -> None:
     mixer: Foreign
     for place, mixer in enumerate(mixers_of(model)):
         mixer.forward = partial(_recur, mixer, place)
+    layer: Foreign
+    for layer in model.modules():
+        if type(layer).__name__ in _CLOSED_LAYERS:
+            layer.forward = partial(_hand_on, layer)
     attention: Foreign
     attentions = [each for each in model.modules() if hasattr(each, "is_causal")]
     for place, attention in enumerate(attentions):
@@ -105,14 +113,31 @@ def keep_states(model: nn.Module) -> None:
 
 def mixed(mixer: nn.Module, hidden: Tensor, states: MixerStates | None) -> Tensor:
     """Run transformers' forward of a layer with states: see `Mix`."""
-    output: Tensor = type(mixer).forward(mixer, hidden, cache=states)
-    return output
+    goes_on = states is not None and states.recurrent is not None
+    parts = [hidden]
+    if goes_on and type(mixer).__name__ in _STEPWISE:
+        parts = list(hidden.split(1, dim=1))
+    outputs: list[Tensor] = [type(mixer).forward(mixer, part, cache=states) for part in parts]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
-def _recur(mixer: nn.Module, place: int, hidden_states: Tensor, **options: Any) -> Tensor:
+def _recur(
+    mixer: nn.Module,
+    place: int,
+    hidden_states: Tensor,
+    cache: StatesOfRows | None = None,
+    **options: Any,
+) -> Tensor:
     """Stand in for the forward of a layer with states: hidden states [1, tokens, size].
 
-    Raises KeyError where the model did not pass our batch on.
+    cache: our batch, from a layer that hands on nothing else. Raises KeyError where the model did
+    not pass it on.
     """
-    batch: StatesOfRows = options["attention_batch"]
+    batch: StatesOfRows = options["attention_batch"] if cache is None else cache
     return batch.recur(hidden_states, place, partial(mixed, mixer))
+
+
+def _hand_on(layer: nn.Module, hidden_states: Tensor, **options: Any) -> Tensor:
+    """Stand in for the forward of a layer that hands on a cache and nothing else."""
+    output: Tensor = type(layer).forward(layer, hidden_states, cache=options["attention_batch"])
+    return output

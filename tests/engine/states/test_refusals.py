@@ -76,7 +76,7 @@ def test_a_model_whose_states_cannot_be_paged_names_the_other_backend(
     tiny: ModelBuilder,
 ) -> None:
     spec = spec_for(tiny("qwen3_next"))
-    model = replace(model_of(spec), path=str(tiny("jamba")))
+    model = replace(model_of(spec), path=str(tiny("llama")))
     with pytest.raises(LoadError, match=r"set models\[\].backend to dense"):
         load_forward(model, spec)
 

@@ -37,7 +37,7 @@ from tests.oracles import GreedyOracle
 
 pytestmark = pytest.mark.usefixtures("fast_children")
 
-FAMILIES = ("qwen3_next", "bamba", "granitemoehybrid", "falcon_h1")
+FAMILIES = ("qwen3_next", "bamba", "granitemoehybrid", "falcon_h1", "jamba")
 NUM_TOKENS = 24
 Asked = dict[str, list[int]]
 
