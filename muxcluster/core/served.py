@@ -96,7 +96,9 @@ class ModelStats:
     num_constrained: int = 0  # requests with a constraint that came
     mask_wait_s: float = 0.0  # of jobs, for what constraints allow
     num_forced: int = 0  # output tokens without a step of their own: constraints left no choice
-    backend: str = "paged"  # "paged", "dense" or "encoder"; "auto" until the model is loaded
+    # "paged", "paged, states" (which has no prefix cache), "dense" or "encoder"; "auto" until the
+    # model is loaded
+    backend: str = "paged"
     # False while `rate_per_s` is the plan's, because no request has come
     is_rate_measured: bool = False
     weights: str = "resident"  # where they are: a `WeightState`

@@ -51,6 +51,8 @@ def load(
             reason = refusal.reason
         else:
             logger.info("%s: paged backend: its layers use the attention interface", spec.name)
+            if spec.state_columns:
+                logger.info("%s: it keeps states, and so has no prefix cache", spec.name)
             return model
     _check_dense(spec, group, reason)
     dense = load_dense(spec, device)

@@ -332,6 +332,11 @@ class ModelState:
             return Rejected(request.request_id, "context_length_exceeded", message)
         return None
 
+    @property
+    def _backend(self) -> str:
+        """As `ModelStats.backend`."""
+        return f"{self.spec.backend}{', states' if self.spec.state_columns else ''}"
+
     def stats(self, step_time_error: float) -> ModelStats:
         """Return the model's state as numbers; counters never decrease.
 
@@ -365,7 +370,7 @@ class ModelState:
             num_lent=self.running.num_lent,
             waiting_tokens=self.waiting.num_tokens + self.running.num_uncomputed,
             padded_usage=0.0 if self.scaling is None else self.scaling.usage,
-            backend=self.spec.backend,
+            backend=self._backend,
             step_time_error=step_time_error,
         )
 

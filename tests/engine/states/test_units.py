@@ -158,7 +158,7 @@ def test_preempted_and_killed(tiny: ModelBuilder, oracles: Oracles, family: str)
         sink.wait_for_ends(len(asked))
         stats = {model.name: model for model in unit.stats().models}
         check_nothing_leaks(unit)
-    assert (stats[family].backend, stats["llama"].backend) == ("paged", "paged")
+    assert (stats[family].backend, stats["llama"].backend) == ("paged, states", "paged")
     assert sum(model.num_preemptions for model in stats.values()) > 0
     check_unit(oracles, asked, sink)
 
