@@ -45,9 +45,7 @@ CONDITIONS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("seed", "num_blocks", "num_host_blocks", "lazily", "other"), CONDITIONS
-)
+@pytest.mark.parametrize(("seed", "num_blocks", "num_host_blocks", "lazily", "other"), CONDITIONS)
 def test_no_state_is_lost(
     seed: int, num_blocks: int, num_host_blocks: int, lazily: bool, other: KvModel
 ) -> None:
@@ -87,9 +85,9 @@ def test_states_come_with_the_first_token_and_go_with_the_last() -> None:
     assert kv.tables(rows_of(0)).columns.tolist() == [0, 1, 2, 3]
     assert kv.mean_column(width) == 3 * (1 + 2)
     kv.open(1, ())
-    lacking = kv.grow(rows_of(1), rows_of(6 * width))
+    lacking = kv.grow(rows_of(1), rows_of(TWO.max_model_len))
     assert isinstance(lacking, Shortage)
-    assert lacking.blocks == (6 + 2) * 3 - (30 - 12)
+    assert lacking.blocks == (5 + 2) * 3 - (30 - 12)
     kv.close(0)
     kv.close(1)
     cache.check()

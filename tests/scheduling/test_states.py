@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from muxcluster.core.unitspec import ModelSpec
-
 from muxcluster.scheduling.assembly import kv_cache, model_state
 from muxcluster.scheduling.memory.quotas import floors
 from tests.amounts import examples

@@ -64,9 +64,7 @@ def load_model(
     has_states = spec.state_columns > 0
     if has_states and group is not None:
         raise LoadError(directory / "config.json", "models with states are not divided over GPUs")
-    config = read_config(
-        directory, trust_remote_code=spec.trust_remote_code, has_states=has_states
-    )
+    config = read_config(directory, trust_remote_code=spec.trust_remote_code, has_states=has_states)
     with quiet_loading():
         if group is not None or weight_format(spec) is not None:
             model = load_by_tensor(config, spec, device, group)

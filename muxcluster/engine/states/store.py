@@ -21,7 +21,9 @@ class StateStore:
     They fill the token places of their blocks, so whatever moves whole columns moves them.
     """
 
-    def __init__(self, pool: Tensor, arena: ModelArena, shape: KvShape, layout: StateLayout) -> None:
+    def __init__(
+        self, pool: Tensor, arena: ModelArena, shape: KvShape, layout: StateLayout
+    ) -> None:
         """pool: uint8 [num_blocks, block_bytes]. shape: of the model's keys and values."""
         self._arena = arena
         self._layout = layout

@@ -35,11 +35,11 @@ from muxcluster.engine.load.tensor_loading import whole_and_parts
 from muxcluster.engine.memory.arena import Arena
 from muxcluster.engine.memory.copies import UnitCopies
 from muxcluster.engine.sampling.results import Pending, Ready
+from muxcluster.engine.states.forward import stateful_forward
 from muxcluster.engine.steps.device.captures import Capture, capture_for
 from muxcluster.engine.steps.device.warm_up import prompt_steps, token_steps
 from muxcluster.engine.steps.model_runner import ModelRunner
 from muxcluster.engine.steps.pending_job import PendingJob
-from muxcluster.engine.states.forward import stateful_forward
 from muxcluster.engine.steps.pieces import PieceThreads, cut
 
 logger = logging.getLogger(__name__)

@@ -181,9 +181,7 @@ def test_both_classes_lend_blocks_to_each_other(tiny: ModelBuilder, oracles: Ora
     assert lent["bamba"] > 0
 
 
-def test_workers_killed_in_jobs_that_save_and_restore(
-    tiny: ModelBuilder, oracles: Oracles
-) -> None:
+def test_workers_killed_in_jobs_that_save_and_restore(tiny: ModelBuilder, oracles: Oracles) -> None:
     workers = tuple(WorkerSpec(worker_id, (0.5,)) for worker_id in (0, 1))
     spec = lending_spec(tiny, num_blocks=440, lane="adbs", workers=workers, partition="threads")
     executor = ProcessExecutor(spec)
