@@ -26,7 +26,7 @@ def stateful() -> list[ModelSpec]:
 @pytest.mark.parametrize("lane", LANES)
 def test_random_runs_end(lane: str) -> None:
     """Steps are sent ahead in half of them."""
-    for seed in range(examples(8, 60)):
+    for seed in range(examples(4, 60)):
         rig, asked = test_random_runs.random_run(
             lane, seed, models=stateful(), pipeline_depth=1 + seed % 2
         )
@@ -35,7 +35,7 @@ def test_random_runs_end(lane: str) -> None:
 
 def test_random_runs_with_lending_end() -> None:
     num_lent = num_restored = 0
-    for seed in range(examples(20, 100)):
+    for seed in range(examples(8, 100)):
         rig, asked = test_hybrid_random.random_run(
             LANES[seed % len(LANES)], seed, models=stateful(), pools=(60, 72, 90)
         )

@@ -116,7 +116,7 @@ def mixed(mixer: nn.Module, hidden: Tensor, states: MixerStates | None) -> Tenso
     goes_on = states is not None and states.recurrent is not None
     parts = [hidden]
     if goes_on and type(mixer).__name__ in _STEPWISE:
-        parts = list(hidden.split(1, dim=1))
+        parts = list(torch.split(hidden, 1, dim=1))
     outputs: list[Tensor] = [type(mixer).forward(mixer, part, cache=states) for part in parts]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 

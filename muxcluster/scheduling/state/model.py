@@ -229,11 +229,6 @@ class ModelState:
             return 0
         return self.spec.state_columns + -(-num_tokens // self.block_tokens)
 
-    @property
-    def state_blocks(self) -> int:
-        """Blocks of the states of one sequence."""
-        return self.spec.state_columns * self.blocks_per_column
-
     def blocks(self, num_tokens: int) -> int:
         """Return the blocks that hold `num_tokens` tokens of one sequence."""
         return self.columns(num_tokens) * self.blocks_per_column

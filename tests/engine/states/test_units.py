@@ -15,6 +15,7 @@ from muxcluster.engine.processes.executor import ProcessExecutor
 from muxcluster.engine.states.rows import StatefulRows
 from muxcluster.engine.states.store import StateStore
 from muxcluster.engine.unit.executor_choice import make_executor
+from tests.amounts import slow
 from tests.blocks import scaled
 from tests.engine.conftest import ModelBuilder
 from tests.engine.fakes import Sink
@@ -38,6 +39,7 @@ from tests.oracles import GreedyOracle
 pytestmark = pytest.mark.usefixtures("fast_children")
 
 FAMILIES = ("qwen3_next", "bamba", "granitemoehybrid", "falcon_h1", "jamba")
+FIRST = (FAMILIES[0], *slow(*FAMILIES[1:]))
 NUM_TOKENS = 24
 Asked = dict[str, list[int]]
 
@@ -83,9 +85,9 @@ def test_chunks_of_prompts_beside_decodes(
 ) -> None:
     """Prompts longer than a job, of one token too; and no block is left at the end."""
     unit = stepped(tiny, family)
-    asked = prompts(family, 5, 512, longest=scaled(150, 8))
+    asked = prompts(family, 3, 512, longest=scaled(150, 8))
     asked |= {f"{family}/one": [7], f"{family}/two": [9, 11]}
-    unit.run([request_of(name, each, greedy(NUM_TOKENS)) for name, each in asked.items()])
+    unit.run([request_of(name, each, greedy(12)) for name, each in asked.items()])
     check(oracles, asked, unit.tokens)
     is_mixed = [
         len(job.rows) > 1 and bool(((job.rows.counts > 1) & (job.rows.starts > 0)).any())
@@ -96,7 +98,7 @@ def test_chunks_of_prompts_beside_decodes(
     assert stats.free_blocks == stats.num_blocks
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FIRST)
 def test_a_changed_state_changes_the_output(tiny: ModelBuilder, family: str) -> None:
     (asked,) = prompts(family, 1, 512, shared=40).items()
     request = request_of(asked[0], asked[1], greedy(12))
@@ -118,7 +120,7 @@ def test_a_changed_state_changes_the_output(tiny: ModelBuilder, family: str) -> 
         assert unit.tokens[asked[0]] != expected
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FIRST)
 def test_a_state_of_other_tokens_is_computed_anew(
     tiny: ModelBuilder, oracles: Oracles, family: str
 ) -> None:
@@ -142,10 +144,10 @@ def store_of(unit: SteppedUnit, family: str) -> StateStore:
     return rows._store
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "bamba"])
+@pytest.mark.parametrize("family", ["qwen3_next", *slow("bamba")])
 def test_preempted_and_killed(tiny: ModelBuilder, oracles: Oracles, family: str) -> None:
     """A worker, then the owner of the memory; prompts and outputs are then computed again."""
-    spec = with_states(spec_of([tiny(family), tiny("llama")], num_columns=40))
+    spec = with_states(spec_of([tiny(family), tiny("llama")], num_columns=26))
     asked = prompts(family, 5, 512, longest=50) | prompts("llama", 4, 512, longest=50)
     first = next(iter(asked))
     executor = ProcessExecutor(spec)
@@ -171,7 +173,7 @@ def lending_spec(tiny: ModelBuilder, *, num_blocks: int, **options: object) -> U
 def test_both_classes_lend_blocks_to_each_other(tiny: ModelBuilder, oracles: Oracles) -> None:
     """Two kinds of states and keys and values alone over each other's blocks."""
     spec = lending_spec(tiny, num_blocks=440)
-    served = serve_both(spec, Lockstep(make_executor(spec)), num_waves=4)
+    served = serve_both(spec, Lockstep(make_executor(spec)), num_waves=2)
     served.crowd.check(oracles)
     counted = total(served.stats.models)
     assert counted["saved_slots"] > 0
@@ -181,6 +183,7 @@ def test_both_classes_lend_blocks_to_each_other(tiny: ModelBuilder, oracles: Ora
     assert lent["bamba"] > 0
 
 
+@pytest.mark.slow
 def test_workers_killed_in_jobs_that_save_and_restore(tiny: ModelBuilder, oracles: Oracles) -> None:
     workers = tuple(WorkerSpec(worker_id, (0.5,)) for worker_id in (0, 1))
     spec = lending_spec(tiny, num_blocks=440, lane="adbs", workers=workers, partition="threads")
@@ -205,7 +208,7 @@ def test_workers_killed_in_jobs_that_save_and_restore(tiny: ModelBuilder, oracle
     assert len(killed) == 2
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "bamba"])
+@pytest.mark.parametrize("family", FIRST[:2])
 def test_steps_sent_ahead_read_what_the_step_before_wrote(
     tiny: ModelBuilder, oracles: Oracles, family: str
 ) -> None:
