@@ -197,7 +197,7 @@ class World:
     def launch(self, job_id: int, model: str, counts: Mapping[int, int], copies) -> None:
         """Send a job that writes counts[row] more tokens; its rows have room."""
         writes = {row: [self.next() for _ in range(n)] for row, n in counts.items()}
-        states = {row: self.next() for row in counts}
+        states = {row: self.next() for row in counts if self.models[model].state_columns}
         tables = {row: dict(self.tables[model, row]) for row in counts}
         self.runs[job_id] = Run(job_id, model, writes, states, list(copies), tables)
         for row in counts:
