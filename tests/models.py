@@ -16,7 +16,7 @@ def model_spec(directory: Path, name: str, **overrides: Any) -> ModelSpec:
     facts = read_facts(directory)
     shape, itemsize = facts.shape, _ITEMSIZE[overrides.get("dtype", "float32")]
     form = kv_format(overrides.get("kv_dtype", "auto"), itemsize)
-    sizes = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
+    sizes = (shape.num_attention_layers, shape.num_kv_heads, shape.head_dim)
     found = {
         "shape": KvShape(*sizes, form.itemsize, form.scale_bytes),
         "vocab_size": shape.vocab_size,

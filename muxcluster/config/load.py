@@ -270,6 +270,8 @@ def _adapters(
         raise source.error((*at, key), "a model of embeddings or scores has no adapters")
     if facts.is_dense or section.backend == "dense":
         raise source.error((*at, key), "a model on the dense backend has no adapters")
+    if facts.shape.num_state_layers:
+        raise source.error((*at, key), "a model with states has no adapters")
     paths = [
         _adapter(each, (*at, "adapters", place, "path"), source)
         for place, each in enumerate(section.adapters)
@@ -386,6 +388,8 @@ def _check_speculation(
         raise source.error((*at, "speculation"), message)
     if facts.is_dense or section.backend == "dense":
         raise source.error((*at, "speculation"), "a model on the dense backend has none")
+    if facts.shape.num_state_layers:
+        raise source.error((*at, "speculation"), "a model with states has none")
 
 
 def _check_lengths(section: ModelSection, longest: int, at: Location, source: _Source) -> None:

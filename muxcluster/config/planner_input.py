@@ -140,7 +140,7 @@ def _demand(model: ConfiguredModel, dtype: str) -> Demand:
     is_dense = section.backend == "dense"
     shape = model.facts.shape
     if is_dense or model.facts.is_dense:  # a model's own cache gives nothing back
-        shape = replace(shape, window=0, window_layers=())
+        shape = replace(shape, window=0, window_layers=(), pages_states=False)
     # defaults of a model with a short context; given lengths have been checked (config.load)
     part = min(1.0, model.max_model_len / (section.prompt_tokens + section.output_tokens))
     return Demand(

@@ -337,7 +337,7 @@ class PolicySection(Section):
     requests that arrive meanwhile wait for both. `auto`: 2, but 1 for a unit of several ranks on a
     CPU, or on GPUs whose SMs it does not share."""
     prefix_caching: bool = True
-    """Reuse the KV of equal prefixes."""
+    """Reuse the KV of equal prefixes. Models with states have no prefix cache."""
     kv_gb: Amount | None = None
     """KV pool of a unit in GiB. By default on GPUs all memory that weights and workspace leave, on
     CPUs room for a quarter of `max_seqs` sequences at full length."""

@@ -25,18 +25,26 @@ class ModelBackend:
     # See `ModelSpec`; of a backend that keeps all tokens, 0 and none.
     window: int = 0
     window_layers: tuple[int, ...] = ()
+    state_columns: int = 0  # see `ModelSpec`; a model that has some shares no prefixes
 
 
-def paged_backend(model: str, windows: Sequence[int | None], *, is_unordered: bool) -> ModelBackend:
+def paged_backend(
+    model: str, windows: Sequence[int | None], *, is_unordered: bool, state_columns: int = 0
+) -> ModelBackend:
     """Return how a paged model runs.
 
     windows: how many of the last tokens each layer sees, None: all. Layers with different ones keep
-    what the widest of them sees.
+    what the widest of them sees. state_columns: see `ModelSpec`.
     """
     layers = tuple(i for i, window in enumerate(windows) if window)
     window = max((window for window in windows if window), default=0)
     return ModelBackend(
-        model, PAGED, is_unordered=is_unordered, window=window, window_layers=layers
+        model,
+        PAGED,
+        is_unordered=is_unordered,
+        window=window,
+        window_layers=layers,
+        state_columns=state_columns,
     )
 
 
@@ -44,8 +52,8 @@ def as_loaded(spec: UnitSpec, backends: Sequence[ModelBackend]) -> UnitSpec:
     """Return the spec for scheduler and workers once the models are loaded.
 
     The pool is smaller by the memory of padded batches; models whose cache is not one entry a token
-    share no prefixes, and those that take them in order share none across classes. Models that
-    `backends` does not name stay as they are in `spec`.
+    or that keep states share no prefixes, and those that take them in order share none across
+    classes. Models that `backends` does not name stay as they are in `spec`.
     """
     found = {each.model: each for each in backends}
     models = tuple(_loaded(model, found.get(model.name)) for model in spec.models)
@@ -59,10 +67,13 @@ def _loaded(spec: ModelSpec, backend: ModelBackend | None) -> ModelSpec:
     return replace(
         spec,
         backend=backend.name,
-        prefix_caching=spec.prefix_caching and backend.is_positional,
+        prefix_caching=(
+            spec.prefix_caching and backend.is_positional and not backend.state_columns
+        ),
         padded=backend.padded,
         is_positional=backend.is_positional,
         is_unordered=backend.is_unordered,
         window=backend.window,
         window_layers=backend.window_layers,
+        state_columns=backend.state_columns,
     )

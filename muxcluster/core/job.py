@@ -102,7 +102,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableDelta:
-    """New block-table entries: table[rows[i], :, :, columns[i]] = blocks[i]."""
+    """New block-table entries: table[rows[i], :, :, columns[i]] = blocks[i].
+
+    Columns of states come first (`ModelSpec.state_columns`), then those of tokens.
+    """
 
     rows: NDArray[np.int32]  # rows, columns: int32 [n]
     columns: NDArray[np.int32]

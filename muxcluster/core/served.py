@@ -110,7 +110,9 @@ class ModelStats:
     num_drafts: int = 0  # times that a row had draft tokens in a job
     num_draft_tokens: int = 0  # of all these times
     num_accepted_tokens: int = 0  # draft tokens that became output
-    backend: str = "paged"  # "paged", "dense" or "encoder"; "auto" until the model is loaded
+    # "paged", "paged, states" (which has no prefix cache), "dense" or "encoder"; "auto" until the
+    # model is loaded
+    backend: str = "paged"
     # False while `rate_per_s` is the plan's, because no request has come
     is_rate_measured: bool = False
     weights: str = "resident"  # where they are: a `WeightState`

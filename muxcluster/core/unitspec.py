@@ -103,6 +103,9 @@ class ModelSpec:
     adapter_places: int = 0
     adapter_rank: int = 0
     speculation: SpeculationSpec | None = None  # None: nothing is guessed
+    # Columns of blocks that each sequence has before those of its tokens, for the states of layers
+    # without keys and values; 0: there are none, or the dense backend keeps them
+    state_columns: int = 0
 
     @property
     def num_rows(self) -> int:

@@ -185,6 +185,65 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "mamba_d_state": 8,
             "num_experts": 2,
         },
+        # Attention in every second layer, the gated delta rule in the others.
+        "qwen3_next": {
+            "hidden_size": 128,
+            "intermediate_size": 160,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "full_attention_interval": 2,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+            "moe_intermediate_size": 96,
+            "shared_expert_intermediate_size": 96,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+        # Attention in every second layer, Mamba-2 in the others.
+        "bamba": {
+            "hidden_size": 128,
+            "intermediate_size": 192,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 2,
+            "attn_layer_indices": [1, 3],
+            "mamba_n_heads": 4,
+            "mamba_d_head": 64,
+            "mamba_d_state": 16,
+            "mamba_n_groups": 2,
+            "mamba_chunk_size": 16,
+        },
+        # As Bamba, with experts.
+        "granitemoehybrid": {
+            "hidden_size": 128,
+            "intermediate_size": 96,
+            "shared_intermediate_size": 160,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 2,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 64,
+            "mamba_d_state": 16,
+            "mamba_n_groups": 2,
+            "mamba_chunk_size": 16,
+        },
+        # Attention and Mamba-2 side by side in all layers.
+        "falcon_h1": {
+            "hidden_size": 128,
+            "intermediate_size": 192,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "mamba_d_ssm": 256,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 64,
+            "mamba_d_state": 16,
+            "mamba_n_groups": 2,
+            "mamba_chunk_size": 16,
+        },
     }
 )
 
@@ -227,6 +286,8 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
             parameter.copy_(1 + NORM_STD * noise)
         elif name.endswith("sinks"):
             parameter.copy_(2 + noise)  # such that they take a large part of the attention
+        elif name.endswith("dt_bias"):
+            parameter.copy_(noise - 3)  # such that states keep what was tens of tokens ago
         else:
             parameter.copy_(WEIGHT_STD * noise)
     stored = model.state_dict(keep_vars=True)

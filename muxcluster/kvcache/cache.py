@@ -262,9 +262,10 @@ class ModelCache:
 
     def mean_column(self, num_tokens: float) -> float:
         """Return the blocks that a running sequence of so many tokens holds, per column."""
-        if not self.has_windows:
-            return self._kv.columns.blocks_per_column
         tokens = max(1.0, num_tokens)
+        if not self.has_windows:
+            of_states = self._kv.model.state_columns * self.block_tokens / tokens
+            return self._kv.columns.blocks_per_column * (1.0 + of_states)
         return sum(
             kv.columns.blocks_per_column * min(1.0, (kv.kind.window or tokens) / tokens)
             for kv in self._kinds

@@ -147,7 +147,7 @@ def _check_lent_columns(
     num_empty += lent.count_empty(columns)
     assert lent.num_empty == num_empty, "empty lent columns are miscounted"
     assert lent.num_empty <= lent.most_empty, "too many empty lent columns"
-    whole = kv.sequences.num_columns - lent.counts
+    whole = np.maximum(kv.sequences.num_columns - lent.counts - kv.model.state_columns, 0)
     assert (kv.sequences.num_committed <= whole * kv.block_tokens).all(), "lent and committed"
     others = np.flatnonzero(kv.columns.owners)
     others = others[~np.isin(others, columns)]

@@ -32,10 +32,19 @@ class KvModel:
     # A token of `window_layers`, ascending, sees only the last `window` tokens, itself among them.
     window: int = 0
     window_layers: tuple[int, ...] = ()
+    # Columns that each sequence holds before those of its tokens, for states of layers that keep
+    # no keys and values. Every job of the sequence writes to all of them, so they are lent and
+    # saved whole. Such a model has neither windows nor a prefix cache.
+    state_columns: int = 0
 
     def kinds(self) -> tuple[LayerKind, ...]:
-        """Return its kinds of layers: see `layer_kinds`. A window of all tokens is none."""
+        """Return its kinds of layers: see `layer_kinds`. A window of all tokens is none.
+
+        Raises ValueError for a model with states that has windows or a prefix cache.
+        """
         layers = self.window_layers if 0 < self.window < self.max_model_len else ()
+        if self.state_columns and (layers or self.prefix_caching):
+            raise ValueError(f"{self.name} keeps states: no windows and no prefix cache beside")
         return layer_kinds(self.name, self.shape, self.window, layers)
 
 
@@ -76,14 +85,18 @@ class ModelKv:
             num_columns += num_host_blocks // per_column + most_empty
         self.columns = ColumnStore(num_columns, per_column, has_block_ids=has_block_ids)
         self.sequences = SequenceTable(
-            model.max_seqs, model.max_model_len, self.block_tokens, names_all=has_block_ids
+            model.max_seqs,
+            model.max_model_len,
+            self.block_tokens,
+            names_all=has_block_ids,
+            state_columns=model.state_columns,
         )
         self._names_all = has_block_ids
         shape = (num_columns if self._may_lend else 0, per_column)
         self.lent = LentColumns(model.max_seqs, shape, most_empty)
         self.over_lent = ColumnsOverLent(model.max_seqs, self.block_tokens)
         self.prefix = PrefixIndex()
-        shared = 0 if kind.window else model.shared_prefix_tokens
+        shared = 0 if kind.window or model.state_columns else model.shared_prefix_tokens
         self.groups = PrefixGroups(self.columns, self.sequences, shared)
         # Live views for others to read, int32 [max_seqs].
         self.capacity = _read_only(self.sequences.capacity)
@@ -151,7 +164,8 @@ class ModelKv:
     def num_committable(self, row: int) -> int:
         """Return how many columns of `row` after the committed ones are not lent."""
         whole = int(self.sequences.num_columns[row] - self.lent.counts[row])
-        return whole - int(self.sequences.num_committed[row]) // self.block_tokens
+        of_tokens = max(0, whole - self.model.state_columns)
+        return of_tokens - int(self.sequences.num_committed[row]) // self.block_tokens
 
     def find(self, hashes: Sequence[bytes]) -> tuple[int, NDArray[np.int32]]:
         """Return the cached columns with which a sequence that begins with `hashes` may begin.
@@ -168,10 +182,13 @@ class ModelKv:
         return self.kind.first_column(num_columns * self.block_tokens, self.block_tokens)
 
     def num_held(self, num_tokens: NumTokens) -> NumTokens:
-        """Return how many places so many tokens may fill: see `KvModel.is_positional`."""
-        if self.model.is_positional:
-            return num_tokens
-        return -(-num_tokens // self.block_tokens) * self.block_tokens
+        """Return how many places so many tokens may fill, those of states among them.
+
+        See `KvModel.is_positional`.
+        """
+        if not self.model.is_positional:
+            num_tokens = -(-num_tokens // self.block_tokens) * self.block_tokens
+        return num_tokens + self.model.state_columns * self.block_tokens
 
     def lent_entries(
         self, rows: NDArray[np.int32]

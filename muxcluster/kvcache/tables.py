@@ -135,12 +135,20 @@ class SequenceTable:
     """Tables and lengths by row; a row is open while its owner bit is not 0."""
 
     def __init__(
-        self, max_seqs: int, max_model_len: int, block_tokens: int, *, names_all: bool = True
+        self,
+        max_seqs: int,
+        max_model_len: int,
+        block_tokens: int,
+        *,
+        names_all: bool = True,
+        state_columns: int = 0,
     ) -> None:
-        """names_all: False where only columns that others may share get an id."""
+        """names_all: False where only columns that others may share get an id. state_columns: see
+        `KvModel`."""
         self.names_all = names_all
         self.block_tokens = block_tokens
-        self.max_columns = -(-max_model_len // block_tokens)
+        self.state_columns = state_columns
+        self.max_columns = state_columns + -(-max_model_len // block_tokens)
         # Column ids, valid from begins to num_named.
         self.columns = np.zeros((max_seqs, self.max_columns), dtype=np.int32)
         # Columns taken so far, with those that were given back; places in a row never move.
@@ -162,6 +170,7 @@ class SequenceTable:
         assert self.owners[row] == 0, f"row {row} is open already"
         self.version += 1
         self.owners[row], self.begins[row] = owner, begin
+        assert not (self.state_columns and len(columns)), "states are not in the prefix cache"
         end = begin + len(columns)
         self.columns[row, begin:end] = columns
         self.num_columns[row] = self.num_named[row] = end
@@ -200,20 +209,24 @@ class SequenceTable:
         self.version += 1
         columns = self.columns[row, num_columns : self.num_columns[row]].copy()
         self.num_columns[row] = num_columns
-        self.capacity[row] = num_columns * self.block_tokens
+        self.capacity[row] = self._tokens_in(num_columns)
         self.uncommit(row, num_columns)
         return columns
+
+    def _tokens_in(self, num_columns: int) -> int:
+        """Return the tokens that fit in the first `num_columns` columns of a sequence."""
+        return max(0, num_columns - self.state_columns) * self.block_tokens
 
     def put_back(self, row: int, columns: NDArray[np.int32]) -> None:
         """Add `columns` (int32 [n]) that `truncate` took."""
         held = int(self.num_columns[row])
         self.columns[row, held : held + len(columns)] = columns
         self.num_columns[row] = held + len(columns)
-        self.capacity[row] = (held + len(columns)) * self.block_tokens
+        self.capacity[row] = self._tokens_in(held + len(columns))
 
     def uncommit(self, row: int, num_columns: int) -> None:
         """Count no columns from `num_columns` on as computed."""
-        self.num_committed[row] = min(self.num_committed[row], num_columns * self.block_tokens)
+        self.num_committed[row] = min(self.num_committed[row], self._tokens_in(num_columns))
 
     def lack(self, rows: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> Lack | None:
         """Return what rows[i] (distinct) lack to hold num_tokens[i] tokens; None for nothing."""
@@ -223,6 +236,8 @@ class SequenceTable:
         short = rows[places]
         held = self.num_columns[short]
         wanted = -(-num_tokens[places] // self.block_tokens)
+        if self.state_columns:
+            wanted = wanted + np.int32(self.state_columns)
         if self.names_all:  # else nothing can be damaged, and `check` would see it
             self._check_rows(short, wanted)
         return Lack(short, held, wanted, int((wanted - held).sum()))
@@ -231,7 +246,7 @@ class SequenceTable:
         """Add the columns that were lacking, without their ids."""
         rows = lack.rows.astype(np.intp)
         self.num_columns[rows] = lack.wanted
-        self.capacity[rows] = lack.wanted * self.block_tokens
+        self.capacity[rows] = (lack.wanted - np.int32(self.state_columns)) * self.block_tokens
 
     def name(self, row: int, columns: NDArray[np.int32]) -> None:
         """Give the next columns of `row` these ids (int32 [n])."""
@@ -262,10 +277,10 @@ class SequenceTable:
         Returns where they are in the row's table, without those that were given back.
         """
         self.version += 1
-        start = int(self.num_committed[row]) // self.block_tokens
+        start = self.state_columns + int(self.num_committed[row]) // self.block_tokens
         end = start + count
         assert end <= self.num_columns[row], f"row {row} commits columns it does not hold"
-        self.num_committed[row] = end * self.block_tokens
+        self.num_committed[row] = self._tokens_in(end)
         return slice(min(end, max(start, int(self.begins[row]))), end)
 
     def _check_rows(self, rows: NDArray[np.int32], wanted: NDArray[np.int32]) -> None:
@@ -283,7 +298,8 @@ class SequenceTable:
 
     def check(self) -> None:
         """Raise AssertionError where counts of a row contradict each other."""
-        assert (self.capacity == self.num_columns * self.block_tokens).all(), "capacity is off"
+        of_tokens = np.maximum(self.num_columns - self.state_columns, 0)
+        assert (self.capacity == of_tokens * self.block_tokens).all(), "capacity is off"
         assert (self.num_committed <= self.capacity).all(), "more committed than held"
         assert (self.num_columns <= self.max_columns).all(), "more tokens than max_model_len"
         assert (self.num_named <= self.num_columns).all(), "more ids than columns"

@@ -289,7 +289,7 @@ def _weights_reason(
 
 def _sequence_reason(demand: Demand, pool: int, per_block: int, tp: int) -> str:
     column = columns_of(demand, per_block, tp)
-    fits = pool // per_block // tp // column.num_blocks(1) * column.tokens
+    fits = column.num_fitting(pool // per_block // tp)
     return (
         f"one sequence of max_model_len {demand.max_model_len} is larger than the KV pool of "
         f"{pool / GIB:.2f} GiB; {fits} tokens would fit"

@@ -137,7 +137,7 @@ def _model(
         eos_token_ids=(),
         max_seqs=demand.max_seqs,
         batch_seqs=demand.batch_seqs,
-        prefix_caching=prefix_caching,
+        prefix_caching=prefix_caching and not column.state_columns,
         rate_per_s=demand.rate * part,
         mean_prompt_tokens=demand.prompt_tokens,
         mean_output_tokens=demand.output_tokens,
@@ -147,6 +147,7 @@ def _model(
         window=demand.shape.window,
         window_layers=demand.shape.window_layers,
         speculation=demand.speculation,
+        state_columns=column.state_columns,
     )
 
 

@@ -158,6 +158,7 @@ def _kv_models(unit: UnitSpec, shared_tokens: int) -> tuple[KvModel, ...]:
             m.is_positional,
             m.window,
             m.window_layers,
+            m.state_columns,
         )
         for m in unit.models
     )

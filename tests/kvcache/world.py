@@ -41,6 +41,9 @@ class Text:
     by_kind: list[list[int]]
     job: int | None = None
     attached: list[Side] = field(default_factory=list)
+    # Of a model with states, the number that fills its state columns; 0: any, as before its first
+    # job, or when one that failed may have written a part.
+    state: int = 0
 
     @property
     def tokens(self) -> list[int]:
@@ -58,6 +61,7 @@ class Run:
     job_id: int
     model: str
     writes: dict[int, list[int]]
+    states: dict[int, int]
     copies: list[SlotCopies]
     tables: dict[int, dict[int, np.ndarray]]
     stage: int = 0
@@ -193,8 +197,9 @@ class World:
     def launch(self, job_id: int, model: str, counts: Mapping[int, int], copies) -> None:
         """Send a job that writes counts[row] more tokens; its rows have room."""
         writes = {row: [self.next() for _ in range(n)] for row, n in counts.items()}
+        states = {row: self.next() for row in counts if self.models[model].state_columns}
         tables = {row: dict(self.tables[model, row]) for row in counts}
-        self.runs[job_id] = Run(job_id, model, writes, list(copies), tables)
+        self.runs[job_id] = Run(job_id, model, writes, states, list(copies), tables)
         for row in counts:
             self.texts[model, row].job = job_id
 
@@ -223,14 +228,19 @@ class World:
             copy_slots(memory.host, memory.pool, layout, self._some(copies.restores, share))
 
     def _write(self, run: Run, share: float) -> None:
-        layout = self.layout(run.model)
+        layout, behind = self.layout(run.model), self.models[run.model].state_columns
         for row, tokens in run.writes.items():
             text, table = self.texts[run.model, row], run.tables[row]
             self._check_text(run.model, row, table)
             for position, token in enumerate(tokens, len(text.tokens)):
                 if self.draw.random() < share:
-                    blocks = table[position // layout.block_tokens]
+                    blocks = table[behind + position // layout.block_tokens]
                     self.memory.write(blocks, layout.at(position, text.side), token)
+            for column in range(behind if tokens else 0):
+                text.state = 0  # until the job has ended
+                if self.draw.random() < share:
+                    for place in range(layout.block_tokens):
+                        self.memory.write(table[column], layout.units_at(place), run.states[row])
 
     def end(self, job_id: int, *, succeeded: bool) -> None:
         """The job ends; one that failed may have done a part of its next stage."""
@@ -244,6 +254,8 @@ class World:
             text.job = None
             self.restoring.discard((run.model, row))
             if succeeded:
+                if tokens and self.models[run.model].state_columns:
+                    text.state = run.states[row]
                 for numbers in text.by_kind:
                     numbers += tokens
                 self._commit(run.model, row)
@@ -288,14 +300,17 @@ class World:
 
     def _check_text(self, model: str, row: int, table: Mapping[int, np.ndarray]) -> None:
         layout, text = self.layout(model), self.texts[model, row]
-        width = layout.block_tokens
+        width, behind = layout.block_tokens, self.models[model].state_columns
         for numbers, (cells, window) in zip(text.by_kind, layout.kinds, strict=True):
             first = layout.first_seen(len(numbers), window) * width
             for start in range(first, len(numbers), width):
                 tokens, column = numbers[start : start + width], start // width
                 side = text.side_of(column)
-                found = self.memory.column(table[column], layout, side, cells)
+                found = self.memory.column(table[behind + column], layout, side, cells)
                 assert found[: len(tokens)] == tokens, f"{model} {row} lost tokens from {start} on"
+            for column in range(behind if text.state else 0):
+                found = self.memory.column(table[column], layout, text.side, cells)
+                assert found == [text.state] * width, f"{model} {row} lost its states"
 
     def is_readable(self, key: Key) -> bool:
         """True where the tokens must be in place: whole, and no restore of it is on its way."""
@@ -317,6 +332,7 @@ class World:
         """Whole tables have what the deltas had, but for what was given back."""
         layout, num_tokens = self.layout(model), len(self.texts[model, row].tokens)
         held = int(self.cache.of(model).capacity[row]) // layout.block_tokens
+        held += self.models[model].state_columns if held else 0
         firsts = [layout.first_seen(num_tokens, window) for _, window in layout.kinds]
         whole = self.cache.of(model).tables(np.array([row], dtype=np.int32))
         assert whole.columns.tolist() == list(range(min(firsts), held))

@@ -38,6 +38,7 @@ HYBRID = ModelShape.from_hf_config(
         "mamba_n_groups": 1,
     }
 )
+DENSE_HYBRID = replace(HYBRID, pages_states=False)
 INT8, FP8 = (replace(SHAPES["opt-13b"], kv_dtype=each) for each in ("int8", "fp8_e4m3"))
 
 
@@ -57,13 +58,26 @@ def test_states_alone_take_the_same_at_any_length_of_a_column() -> None:
 @pytest.mark.parametrize("num_tokens", [50, 400, 2000])
 def test_a_hybrid_wastes_little_at_its_mean_length(num_tokens: int) -> None:
     """A column of as many tokens as keys and values like would pay for the states every time."""
-    found = columns(HYBRID, 2, BLOCK, num_tokens)
+    found = columns(DENSE_HYBRID, 2, BLOCK, num_tokens)
     taken = found.num_blocks(num_tokens) * BLOCK
     assert taken < 1.6 * HYBRID.sequence_bytes(num_tokens, 2)
 
 
+def test_states_beside_paged_attention_have_columns_of_their_own() -> None:
+    found = columns(HYBRID, 2, BLOCK, 300)
+    assert HYBRID.pages_states
+    assert (found.num_layers, found.num_heads, found.head_dim, found.tokens) == (3, 8, 128, 16)
+    taken = found.state_columns * 3 * 8 * BLOCK
+    # At most a half of a block is left out behind each layer, and a column behind the last.
+    states = 4 * HYBRID.state_size
+    assert states < taken < states + 29 * BLOCK // 2 + 3 * 8 * BLOCK
+    assert found.num_blocks(17) == (found.state_columns + 2) * 24 == found.num_held(17)
+    assert found.num_fitting(found.num_blocks(17)) == 32
+    assert found.num_fitting(found.num_blocks(1) - 1) == 0
+
+
 @given(
-    shape=st.sampled_from([MAMBA, HYBRID, SHAPES["opt-13b"], INT8, FP8]),
+    shape=st.sampled_from([MAMBA, HYBRID, DENSE_HYBRID, SHAPES["opt-13b"], INT8, FP8]),
     itemsize=st.sampled_from([2, 4]),
     block_bytes=st.sampled_from([4096, BLOCK, 32768]),
     mean=st.integers(0, 5000),

@@ -256,7 +256,8 @@ class FakeMemory:
         sequence, width = self._sequences[key], self._width[name]
         positions = np.arange(start, end)
         table = self._tables[key]
-        blocks = np.stack([table[p // width] for p in positions.tolist()])
+        behind = self._models[name][1].state_columns
+        blocks = np.stack([table[behind + p // width] for p in positions.tolist()])
         if not self._models[name][1].is_positional:
             blocks = blocks[:, :-1]  # the last is for states
         places = positions % width
@@ -270,19 +271,22 @@ class FakeMemory:
     def _touch_states(self, key: tuple[str, int], num_tokens: int, *, is_write: bool) -> None:
         """What a model keeps beside tokens fills the last block of the first column.
 
-        After a job that failed it may be of later tokens, which workers notice: they begin anew.
+        Or all blocks of its state columns. After a job that failed it may be of later tokens, which
+        workers notice: they begin anew.
         """
         name, _ = key
         index, spec = self._models[name]
-        if spec.is_positional or not num_tokens:
+        if (spec.is_positional and not spec.state_columns) or not num_tokens:
             return
-        block, sequence = self._tables[key][0][-1], self._sequences[key]
+        table, sequence = self._tables[key], self._sequences[key]
+        columns = [table[column] for column in range(spec.state_columns)]
+        blocks = np.concatenate(columns) if columns else table[0][-1:]
         place = slice(0, self._width[name] * self._cells[name])
         label = zlib.crc32(f"{sequence.request_id} {index}".encode()) * 10_000
         if is_write:
-            self._pool[block, place] = -(label + num_tokens)
+            self._pool[blocks, place] = -(label + num_tokens)
             return
-        found = np.unique(-self._pool[block, place] - label)
+        found = np.unique(-self._pool[blocks, place] - label)
         is_known = len(found) == 1 and num_tokens <= found[0] <= len(sequence.tokens)
         assert is_known, f"states of {key} were lost"
 

@@ -33,7 +33,7 @@ _REFUSALS = (
         "models, norms over all heads (OLMo 2), model types that were not tested",
         "the planner keeps such a model on one GPU and `place` says why",
     ),
-    ("`partition: mps` with a dense model", "`green` or `none`"),
+    ("`partition: mps` with a dense model, or with one with states", "`green` or `none`"),
     ("`partition: mps` over several GPUs", "`auto`, `green` or `none`"),
     ("Nemotron-H, Zamba, RWKV, RecurrentGemma, LFM2", "not yet"),
     (
@@ -54,7 +54,8 @@ _REFUSALS = (
         "400 `unsupported_parameter` ([images](../guides/images.md)); not yet",
     ),
     (
-        "LoRA adapters of dense models, of embeddings, of experts; DoRA and other kinds",
+        "LoRA adapters of dense models, of models with states, of embeddings, of experts; DoRA and "
+        "other kinds",
         "[what is accepted](../guides/adapters.md#what-is-accepted)",
     ),
 )
@@ -113,6 +114,16 @@ EVIDENCE = (
         "tests/engine/vision/test_units.py::test_killed_and_resumed_beside_a_llama",
         "KILLED", 1, "paged", "threads", "CPU",
         "greedy output with images, in chunks, with killed processes, beside another model",
+    ),
+    Evidence(
+        "tests/engine/states/test_units.py::test_chunks_of_prompts_beside_decodes",
+        "FAMILIES", 1, "paged", "none", "CPU",
+        "states in the pool, of prompts in chunks beside decodes",
+    ),
+    Evidence(
+        "tests/engine/states/test_units.py::test_preempted_and_killed",
+        "family", 1, "paged", "threads", "CPU",
+        "states in the pool, preempted and killed, beside another model",
     ),
     Evidence(
         "tests/engine/windows/test_give_back.py::test_tokens_beyond_several_windows",

@@ -58,7 +58,7 @@ class Judged:
         demand = self.demands[model.name]
         parts = parts_of(demand, unit.tp)
         column = columns_of(demand, self.block_bytes(unit), parts)
-        return model.quota_blocks // parts // column.num_blocks(1) * column.tokens
+        return column.num_fitting(model.quota_blocks // parts)
 
     @cached_property
     def headroom(self) -> Headroom | None:

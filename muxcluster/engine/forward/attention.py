@@ -92,7 +92,8 @@ def _by_token(heads: Tensor) -> Tensor:
 
 
 def _layer_of(module: nn.Module) -> int:
-    index = module.layer_idx
+    """Return its place among layers of attention, where others keep states: see `keep_states`."""
+    index = getattr(module, "kv_layer", module.layer_idx)
     assert isinstance(index, int), "an attention layer without its index"
     return index
 

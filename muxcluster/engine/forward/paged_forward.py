@@ -61,6 +61,10 @@ class _Windows:
         self.found.append(call.sliding_window)
         return query.new_zeros((*query.shape[:2], call.value_width or query.shape[-1]))
 
+    def recur(self, hidden: Tensor, *_: object) -> Tensor:
+        """Return zeros for a layer with states (`engine/states/mixers.py`)."""
+        return torch.zeros_like(hidden)
+
 
 class Forward:
     """Runs a model through transformers' attention interface, without the model's own cache."""

@@ -45,9 +45,14 @@ def load(
         except NotPaged as refusal:
             if spec.backend == "paged" or weight_format(spec) is not None:
                 raise
+            if spec.state_columns:  # blocks are planned for another layout than the dense one
+                message = f"{refusal.reason}: set models[].backend to dense"
+                raise LoadError(Path(spec.path, "config.json"), message) from refusal
             reason = refusal.reason
         else:
             logger.info("%s: paged backend: its layers use the attention interface", spec.name)
+            if spec.state_columns:
+                logger.info("%s: it keeps states, and so has no prefix cache", spec.name)
             return model
     _check_dense(spec, group, reason)
     dense = load_dense(spec, device)

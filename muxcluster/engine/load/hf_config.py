@@ -12,7 +12,7 @@ from muxcluster.core.errors import LoadError
 from muxcluster.core.inputs.json_file import read_json_object
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.placement.shapes.config_values import ShapeError
-from muxcluster.placement.shapes.families import SAME_AS
+from muxcluster.placement.shapes.families import PAGED_STATES, SAME_AS
 from muxcluster.placement.shapes.weight_format import (
     QUANTIZE,
     WeightFormat,
@@ -28,20 +28,27 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 
 _PAGED_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_STATE_LAYERS = frozenset({"linear_attention", "mamba", "hybrid", "attention"})
 
 
 class NotPaged(LoadError):
     """The model is sound, but our paged attention cannot serve it; another backend may."""
 
 
-def read_config(directory: Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
+def read_config(
+    directory: Path, *, trust_remote_code: bool = False, has_states: bool = False
+) -> PretrainedConfig:
     """As `any_config`, for a model that the paged backend may serve.
 
-    Raises NotPaged too, if some layers are not ordinary attention.
+    has_states: blocks for the states of layers without keys and values are planned. Raises NotPaged
+    too, if some layers are not ordinary attention, or of a type whose states can be kept so.
     """
     config = any_config(directory, trust_remote_code=trust_remote_code)
     layer_types = getattr(config.get_text_config(), "layer_types", None) or ()
-    unknown = sorted(set(layer_types) - _PAGED_LAYERS)
+    known = _PAGED_LAYERS
+    if has_states and config.get_text_config().model_type in PAGED_STATES:
+        known = known | _STATE_LAYERS
+    unknown = sorted(set(layer_types) - known)
     if unknown:
         message = f"layers of type {', '.join(unknown)} cannot be served paged"
         raise NotPaged(directory / "config.json", message)

@@ -27,7 +27,7 @@ from muxcluster.engine.forward.latents import keep_latents
 from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.engine.load.dummy import DummyWeights
 from muxcluster.engine.load.filling import fill
-from muxcluster.engine.load.hf_config import DTYPES, read_config, weight_format
+from muxcluster.engine.load.hf_config import DTYPES, NotPaged, read_config, weight_format
 from muxcluster.engine.load.merging import merge_products
 from muxcluster.engine.load.parity import (
     check_forward,
@@ -46,6 +46,7 @@ from muxcluster.engine.load.skeleton import (
 )
 from muxcluster.engine.load.tensor_loading import load_by_tensor
 from muxcluster.engine.load.weights import check_weight_files
+from muxcluster.engine.states.mixers import keep_states, mixers_of
 from muxcluster.engine.vision.loading import check_served, has_images
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,10 @@ def load_model(
     """
     check_load_format(spec)
     directory = Path(spec.path)
-    config = read_config(directory, trust_remote_code=spec.trust_remote_code)
+    has_states = spec.state_columns > 0
+    if has_states and group is not None:
+        raise LoadError(directory / "config.json", "models with states are not divided over GPUs")
+    config = read_config(directory, trust_remote_code=spec.trust_remote_code, has_states=has_states)
     if has_images(config):
         is_quantised = weight_format(spec) is not None
         check_served(spec, is_divided=group is not None, is_quantised=is_quantised)
@@ -85,7 +89,12 @@ def load_model(
         else:
             model = read_weights(config, spec, ATTENTION_NAME)
             keep_latents(model)
+            if has_states:
+                keep_states(model)
             model = _on_device(model, device)
+        if has_states and not mixers_of(model):
+            message = "its layers with states are of no kind that can be served paged"
+            raise NotPaged(directory / "config.json", message)
         model.eval().requires_grad_(False)
         if not is_checked:
             probe(model, spec, directory / "config.json")

@@ -18,6 +18,7 @@ from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.forward.latents import expands_otherwise, value_width
 from muxcluster.engine.forward.paged_forward import Forward, TokenForward
 from muxcluster.engine.load.hf_config import NotPaged
+from muxcluster.engine.states.mixers import Mix
 from muxcluster.kernels.attention.prompt_attention import attend_whole
 
 _MODELS = frozenset(
@@ -68,6 +69,9 @@ class WholeAttention:
     def attend_latent(self, query: Tensor, latent: Tensor, call: LayerCall) -> Tensor:
         key = latent.unsqueeze(1)
         return self.attend(query, key, key[..., : call.value_width], call)
+
+    def recur(self, hidden: Tensor, layer: int, mix: Mix) -> Tensor:
+        return mix(hidden, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.load.hf_config import NotPaged
+from muxcluster.engine.states.mixers import Mix
 
 # Arguments of a layer that our kernels do not honour: masks and biases.
 _CHANGES_SCORES = frozenset({"attention_mask", "position_bias", "head_mask"})
@@ -31,6 +32,9 @@ class _Recorder:
         assert call.value_width is not None
         self.calls.append((call, latent.shape, latent.shape))
         return query.new_zeros((*query.shape[:2], call.value_width))
+
+    def recur(self, hidden: Tensor, layer: int, mix: Mix) -> Tensor:
+        return torch.zeros_like(hidden)
 
 
 @torch.inference_mode()

@@ -14,6 +14,7 @@ from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.forward.attention import ATTENTION_NAME
 from muxcluster.engine.forward.latents import keep_latents
 from muxcluster.engine.load.hf_config import DTYPES, NotPaged
+from muxcluster.engine.states.mixers import keep_states
 from muxcluster.engine.vision.loading import has_images
 
 
@@ -60,6 +61,8 @@ def skeleton(
         raise refusal(error, Path(spec.path, "config.json")) from error
     if attention == ATTENTION_NAME:
         keep_latents(model)
+        if spec.state_columns:
+            keep_states(model)
     return without_head(model) if spec.embedding_size else model
 
 

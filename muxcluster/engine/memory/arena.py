@@ -25,7 +25,9 @@ _KV_DTYPES: Mapping[str, torch.dtype] = {
 class ModelArena:
     """One model's part."""
 
-    tables: Tensor  # int32 [num_rows, layers, kv_heads, max_columns], block ids
+    # int32 [num_rows, layers, kv_heads, max_columns + state columns], block ids; those of states
+    # lie behind those of tokens, which attention counts from 0 on
+    tables: Tensor
     # int32 [num_rows + 1, max_model_len + 1], prompt then output tokens of each row; the last row
     # is no sequence's: rows that fill up a batch of fixed size write there
     history: Tensor
@@ -34,6 +36,12 @@ class ModelArena:
     block_tokens: int  # token places of a block for this model
     # How keys and values are stored, as `kernels.layout` takes it; None: in the model's dtype
     kv_dtype: torch.dtype | None = None
+    num_state_columns: int = 0  # as `ModelSpec.state_columns`
+
+    @property
+    def state_tables(self) -> Tensor:
+        """Blocks of states, int32 [num_rows, layers, kv_heads, state columns]; a view."""
+        return self.tables[..., self.tables.shape[3] - self.num_state_columns :]
 
 
 # Returns memory for a name, shape and type: "host" in host memory, all else where models run.
@@ -70,7 +78,7 @@ class Arena:
 def _model_arena(spec: ModelSpec, block_bytes: int, take: Take) -> ModelArena:
     shape = spec.shape
     block_tokens = shape.block_tokens(block_bytes)
-    max_columns = -(-spec.max_model_len // block_tokens)
+    max_columns = -(-spec.max_model_len // block_tokens) + spec.state_columns
     tables = (spec.num_rows, shape.num_layers, shape.num_kv_heads, max_columns)
     history = (spec.num_rows + 1, spec.max_model_len + 1)
     return ModelArena(
@@ -79,6 +87,7 @@ def _model_arena(spec: ModelSpec, block_bytes: int, take: Take) -> ModelArena:
         from_right=take(f"{spec.name}/from_right", (spec.num_rows,), torch.bool),
         block_tokens=block_tokens,
         kv_dtype=_kv_dtype(spec),
+        num_state_columns=spec.state_columns,
     )
 
 

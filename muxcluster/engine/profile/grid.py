@@ -40,7 +40,7 @@ def fits(spec: UnitSpec, point: Point) -> bool:
     """
     (model,) = spec.models
     padded = model.padded
-    columns = -(-point.tokens // model.shape.block_tokens(spec.block_bytes))
+    columns = -(-point.tokens // model.shape.block_tokens(spec.block_bytes)) + model.state_columns
     return (
         point.tokens <= model.max_model_len
         and point.batch <= min(model.max_seqs, spec.scheduler.max_decode_rows)

@@ -126,10 +126,15 @@ def _blocks(specs: Sequence[UnitSpec], point: PairPoint) -> int:
     block_bytes = specs[0].block_bytes
     return sum(
         each.batch
-        * -(-each.tokens // models[name].shape.block_tokens(block_bytes))
+        * _columns(models[name], each.tokens, block_bytes)
         * models[name].shape.blocks_per_column
         for name, each in sides
     )
+
+
+def _columns(model: ModelSpec, num_tokens: int, block_bytes: int) -> int:
+    """Return the columns of a sequence of so many tokens."""
+    return model.state_columns + -(-num_tokens // model.shape.block_tokens(block_bytes))
 
 
 def measure_pairs(

@@ -40,7 +40,11 @@ def shown_by(spec: ModelSpec) -> Shown | None:
         any_config(directory, trust_remote_code=spec.trust_remote_code)
         return None
     try:
-        config = read_config(directory, trust_remote_code=spec.trust_remote_code)
+        config = read_config(
+            directory,
+            trust_remote_code=spec.trust_remote_code,
+            has_states=spec.state_columns > 0,
+        )
         with quiet_loading():
             model = skeleton(config, spec).to(torch.device("meta")).eval()
             calls = probe(model, spec, directory / "config.json")
@@ -48,4 +52,7 @@ def shown_by(spec: ModelSpec) -> Shown | None:
         return None
     windows = [call.sliding_window for call in calls]
     is_unordered = not any(windows)
-    return Shown(paged_backend(spec.name, windows, is_unordered=is_unordered), calls)
+    backend = paged_backend(
+        spec.name, windows, is_unordered=is_unordered, state_columns=spec.state_columns
+    )
+    return Shown(backend, calls)

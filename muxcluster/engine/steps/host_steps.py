@@ -128,6 +128,7 @@ class HostSteps:
         tables = self._arena.tables
         blocks = self._tensor(delta.blocks).to(tables.dtype)
         table_rows, columns = self._index(delta.rows), self._index(delta.columns)
+        columns -= self._arena.num_state_columns  # below 0, those of states: counted from the end
         tables[table_rows, :, :, columns] = blocks.view(len(delta), *tables.shape[1:3])
 
     def warm_up(self, steps: Sequence[WarmUpStep]) -> None:

@@ -23,6 +23,8 @@ from muxcluster.engine.sampling.constrained import ConstrainedRows
 from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.prompt_positions import PromptPositions
 from muxcluster.engine.sampling.results import Pending, Ready, RowsResult
+from muxcluster.engine.states.forward import StatefulForward
+from muxcluster.engine.states.rows import StatefulRows
 from muxcluster.engine.steps.device.captures import Capture
 from muxcluster.engine.steps.device.steps import DeviceSteps
 from muxcluster.engine.steps.device.warm_up import WarmUpStep
@@ -64,9 +66,9 @@ class ModelRunner:
         """pool: uint8 [num_blocks, block_bytes], shared by all models; arena: this model's part.
 
         capture: how decode steps are recorded. None: steps run on the CPU or, for an encoder, a
-        model with a cache of its own (Slab) or one that takes images, on any device, and are waited
-        for. masks: what tells which tokens constraints allow; None: no request with one can be
-        admitted.
+        model with a cache of its own (Slab), one with states or one that takes images, on any
+        device, and are waited for. masks: what tells which tokens constraints allow; None: no
+        request with one can be admitted.
         """
         self._sampling = SequenceSampling(
             spec.num_rows,
@@ -85,8 +87,10 @@ class ModelRunner:
         self._images = RowImages(own) if isinstance(own, VisionForward) else None
         self._runs_in_pieces = capture is None and isinstance(own, FusedDecoder)
         self._steps: Steps
-        is_waited_for = self._images is not None
-        if capture is not None and not is_waited_for and not isinstance(forward, Slab | Encoder):
+        is_waited_for = self._images is not None or isinstance(
+            forward, Slab | Encoder | StatefulForward
+        )
+        if capture is not None and not is_waited_for:
             model = LoadedModel(
                 spec.name,
                 forward,
@@ -106,6 +110,8 @@ class ModelRunner:
         elif isinstance(forward, Slab):
             store = RowStore(pool, arena, spec.shape, forward.model.layout)
             rows = DenseRows(forward.model, store, arena, forward.limit)
+        elif isinstance(forward, StatefulForward):
+            rows = StatefulRows(forward, pool, arena, spec.shape)
         else:
             rows = PagedRows(forward, pool, arena, self._adapters, self._images)
         self._steps = HostSteps(rows, arena, self._sampling, self._prompts, self._constrained)

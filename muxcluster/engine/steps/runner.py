@@ -35,6 +35,7 @@ from muxcluster.engine.load.tensor_loading import whole_and_parts
 from muxcluster.engine.memory.arena import Arena
 from muxcluster.engine.memory.copies import UnitCopies
 from muxcluster.engine.sampling.results import Pending, Ready
+from muxcluster.engine.states.forward import stateful_forward
 from muxcluster.engine.steps.device.captures import Capture, capture_for
 from muxcluster.engine.steps.device.warm_up import prompt_steps, token_steps
 from muxcluster.engine.steps.model_runner import ModelRunner
@@ -55,7 +56,8 @@ class UnitMemory:
     @property
     def backends(self) -> tuple[ModelBackend, ...]:
         """How the models run, in order."""
-        return _backends(self.forwards)
+        states = {name: self.arena.model(name).num_state_columns for name in self.forwards}
+        return _backends(self.forwards, states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,8 @@ class UnitRunner:
         forwards = {
             model.name: load_forward(model, self._spec, self._group) for model in self._spec.models
         }
-        return UnitMemory(forwards, Arena(as_loaded(self._spec, _backends(forwards))))
+        states = {model.name: model.state_columns for model in self._spec.models}
+        return UnitMemory(forwards, Arena(as_loaded(self._spec, _backends(forwards, states))))
 
     def _use_device(self) -> None:
         # Triton launches on that one, wherever the tensors are, and a new thread begins with the
@@ -244,6 +247,9 @@ def load_forward(
         raise LoadError(Path(spec.path, "config.json"), "its adapters need the paged backend")
     if spec.speculation is not None and isinstance(model, Encoder | DenseModel):
         raise LoadError(Path(spec.path, "config.json"), "speculation needs the paged backend")
+    if spec.state_columns and (has_adapters or spec.speculation is not None):
+        refused = "adapters" if has_adapters else "speculation"
+        raise LoadError(Path(spec.path, "config.json"), f"a model with states has no {refused}")
     if isinstance(model, Encoder):
         return model
     if isinstance(model, DenseModel):
@@ -270,6 +276,10 @@ def _plain_forward(
     earlier: Earlier | None,
 ) -> TokenForward:
     """Return the forward of a paged model, prepared for its device."""
+    if spec.state_columns:
+        if torch.device(unit.device).type == "cpu":
+            pack_linears(model)
+        return stateful_forward(model, spec, unit.block_bytes)
     if torch.device(unit.device).type != "cpu":
         return forward_on_gpu(model, spec, fuses=unit.fuses_layers)
     if earlier is not None and earlier.fused_calls is not None:
@@ -285,10 +295,18 @@ def _plain_forward(
     return plain_forward(model, spec, is_checked=earlier is not None)
 
 
-def _backends(forwards: Mapping[str, TokenForward | Slab | Encoder]) -> tuple[ModelBackend, ...]:
+def _backends(
+    forwards: Mapping[str, TokenForward | Slab | Encoder], state_columns: Mapping[str, int]
+) -> tuple[ModelBackend, ...]:
+    """Return how the models run. state_columns: of each that is paged, see `ModelSpec`."""
     return tuple(
         each.backend
         if isinstance(each, Slab | Encoder)
-        else paged_backend(name, each.windows, is_unordered=not any(each.windows))
+        else paged_backend(
+            name,
+            each.windows,
+            is_unordered=not any(each.windows),
+            state_columns=state_columns[name],
+        )
         for name, each in forwards.items()
     )

@@ -65,6 +65,7 @@ class WarmUpScheduler:
         policy = self._spec.scheduler
         length = max(1, min(length, policy.token_budget, model.max_model_len - _NUM_OUTPUT))
         columns = -(-(length + _NUM_OUTPUT) // model.shape.block_tokens(self._spec.block_bytes))
+        columns += model.state_columns
         most = (
             policy.token_budget // length,
             policy.max_decode_rows,

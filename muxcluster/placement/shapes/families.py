@@ -28,6 +28,10 @@ _DENSE = frozenset(
         *("nemotron", "openai-gpt", "stablelm", "xglm"),
     }
 )
+# Types whose layers of attention are on the paged path and whose other layers have their states in
+# the sequence's blocks (tests/engine/states). Other types with states run on the dense backend.
+PAGED_STATES = frozenset({"bamba", "falcon_h1", "granitemoehybrid", "jamba", "qwen3_next"})
+
 # Encoders that are served: their vectors are those of transformers
 # (tests/engine/dense/test_encoders.py). Positions of some begin behind their padding token.
 _BEHIND_PADDING = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})

@@ -12,6 +12,7 @@ from muxcluster.placement.shapes.config_values import (
     integer,
     listed,
 )
+from muxcluster.placement.shapes.families import PAGED_STATES
 from muxcluster.placement.shapes.latent import latent_attention
 from muxcluster.placement.shapes.state_layers import state_fields
 from muxcluster.placement.shapes.vision import vision_params
@@ -167,6 +168,9 @@ def shape_fields(source: Path | str | Mapping[str, Any]) -> dict[str, Any]:
         "learned_positions": kind in _LEARNED_POSITIONS,
         "weights": _weights(whole, kind),
         "vision_params": vision_params(whole),
+        "pages_states": (
+            states.get("num_state_layers", 0) > 0 and has_attention and kind in PAGED_STATES
+        ),
         **(_layer_fields(config, kind, layers, hidden) if has_attention else _NO_ATTENTION),
         **states,
     }

@@ -48,6 +48,9 @@ class ModelShape:
     num_state_layers: int = 0  # layers with a state, of state_params weights each
     state_params: int = 0
     state_size: int = 0  # elements of the states of one sequence, of all layers
+    # Its attention is on the paged path, beside states in blocks of their own; False: a model with
+    # states runs on its own cache
+    pages_states: bool = False
     # of the layers' linears, or of their experts alone; None: elements as all others
     weights: WeightFormat | None = None
     head: WeightFormat | None = None  # of an output layer that is not tied; None: likewise

@@ -65,4 +65,5 @@ class BatchMemory:
         # An upper bound: a block that several sequences read counts for each.
         capacity = model.kv.capacity[~model.running.is_batch]
         columns = int(capacity.sum()) // model.block_tokens
+        columns += int((capacity > 0).sum()) * model.spec.state_columns
         return min(columns * model.blocks_per_column, model.kv.used)

@@ -38,23 +38,34 @@ def floors(
 ) -> dict[str, int]:
     """Return the blocks that no adaptation takes from a model: one sequence of max_model_len.
 
-    Where the pool is too small for that, every model gets the same part of it, rounded down to
-    columns; longer requests are then rejected. resident_bytes: of the weights that fit together,
-    0 for all; then only the floors of models that may be awake together need to fit. Raises
-    ValueError where a column does not fit.
+    Where the pool is too small for that, every model gets the same part of it (of what a sequence
+    of one token of each model with states leaves), rounded down to columns; longer requests are
+    then rejected.
+    resident_bytes: of the weights that fit together, 0 for all; then only the floors of models that
+    may be awake together need to fit. Raises ValueError where a column does not fit.
     """
     wanted: dict[str, float]
     wanted = {model.name: model.most_blocks(model.spec.max_model_len) for model in models}
     if _most_at_once(models, wanted, resident_bytes) > num_blocks:
         # The same part of the length, so that windows make no model's longest request shorter.
-        whole = {model.name: model.blocks(model.spec.max_model_len) for model in models}
-        part = num_blocks / _most_at_once(models, whole, resident_bytes)
-        wanted = {name: min(wanted[name], blocks * part) for name, blocks in whole.items()}
+        first = {m.name: m.blocks(1) if m.spec.state_columns else 0 for m in models}
+        whole = {m.name: m.blocks(m.spec.max_model_len) - first[m.name] for m in models}
+        left = num_blocks - _most_at_once(models, first, resident_bytes)
+        if left < 0:
+            raise _no_column(num_blocks, max(first, key=lambda name: first[name]))
+        part = left / max(1.0, _most_at_once(models, whole, resident_bytes))
+        wanted = {
+            name: min(wanted[name], first[name] + blocks * part) for name, blocks in whole.items()
+        }
     least = {m.name: _whole_columns(m, wanted[m.name]) for m in models}
-    short = [name for name, blocks in least.items() if blocks == 0]
+    short = [model.name for model in models if least[model.name] < model.blocks(1)]
     if short:
-        raise ValueError(f"a pool of {num_blocks} blocks holds not one column of {short[0]!r}")
+        raise _no_column(num_blocks, short[0])
     return least
+
+
+def _no_column(num_blocks: int, name: str) -> ValueError:
+    return ValueError(f"a pool of {num_blocks} blocks holds not one column of {name!r}")
 
 
 def _most_at_once(

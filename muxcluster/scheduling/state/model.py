@@ -229,7 +229,10 @@ class ModelState:
         return rows[: self.scaling.num_fitting(lengths, num_rows=num_rows, longest=longest)]
 
     def columns(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_tokens)
+        """Return the columns of a sequence of so many tokens, those of its states among them."""
+        if num_tokens <= 0:
+            return 0
+        return self.spec.state_columns + -(-num_tokens // self.block_tokens)
 
     def blocks(self, num_tokens: int) -> int:
         """Return the blocks that hold `num_tokens` tokens of one sequence."""
@@ -324,12 +327,18 @@ class ModelState:
         # The last token is never computed and needs no block.
         needed = self.most_blocks(max(num_prompt, self.max_total(request) - 1))
         if needed > carry_blocks:
-            tokens = carry_blocks // self.blocks_per_column * self.block_tokens
+            columns = carry_blocks // self.blocks_per_column - self.spec.state_columns
+            tokens = max(0, columns) * self.block_tokens
             message = (
                 f"prompt and max_tokens exceed the {tokens} tokens that memory has for one request"
             )
             return Rejected(request.request_id, "context_length_exceeded", message)
         return None
+
+    @property
+    def _backend(self) -> str:
+        """As `ModelStats.backend`."""
+        return f"{self.spec.backend}{', states' if self.spec.state_columns else ''}"
 
     def stats(self, step_time_error: float) -> ModelStats:
         """Return the model's state as numbers; counters never decrease.
@@ -367,7 +376,7 @@ class ModelState:
             num_lent=self.running.num_lent,
             waiting_tokens=self.waiting.num_tokens + self.running.num_uncomputed,
             padded_usage=0.0 if self.scaling is None else self.scaling.usage,
-            backend=self.spec.backend,
+            backend=self._backend,
             step_time_error=step_time_error,
         )
 

@@ -105,6 +105,9 @@ def _paged(spec: ModelSpec, device: str) -> nn.Module:
     file = Path(spec.path, "config.json")
     if spec.backend in (DENSE, ENCODER):
         raise LoadError(file, f"backend {spec.backend}: {_NOT_HERE}")
+    if spec.state_columns:
+        message = "partition mps runs no models with states: use policy.partition green or none"
+        raise LoadError(file, message)
     try:
         return load_model(spec, device)
     except NotPaged as refusal:

@@ -1,0 +1,1 @@
+"""Models with attention on the paged path beside layers that keep states of fixed size."""
