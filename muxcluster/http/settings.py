@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from muxcluster import __version__
 from muxcluster.batch.service.settings import BatchSettings
+from muxcluster.core.inputs.carried import Carried
 from muxcluster.core.inputs.tls_files import TlsFiles
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.core.request import ServiceClass
@@ -36,7 +38,7 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class ApiSettings:
+class ApiSettings(Carried):
     """Settings of the HTTP server that an operator may choose."""
 
     api_key: str | None = None  # bearer token of every route but the health routes; None: open
@@ -60,3 +62,5 @@ class ApiSettings:
     inline_chars: int = 4096  # longer prompts are rendered and tokenised on a thread
     request_id_header: bool = True  # send X-Request-Id; False if a proxy in front does
     batch: BatchSettings | None = None  # None: no files and no batches
+    # Of muxcluster, which the processes with these settings have: others are replaced
+    version: str = __version__

@@ -3,8 +3,6 @@
 It outlives the controller, and the head node's GCS too if that keeps its tables in Redis.
 """
 
-import pickle
-
 from ray.experimental.internal_kv import (
     _internal_kv_del,
     _internal_kv_get,
@@ -14,34 +12,50 @@ from ray.experimental.internal_kv import (
 
 from muxcluster.cluster.state.desired import State
 from muxcluster.core.errors import EngineFailure
+from muxcluster.core.inputs.carried import WIRE, packed, talks_to, unpacked
 
 NAMESPACE = b"muxcluster"
 _KEY = b"state"
-_FORM = b"4\n"  # first line of the value: version of its format
 
 
 def read_state() -> State:
     """Return the stored state; an empty one at first.
 
-    The value may be a pickle: only processes with the cluster's token can write there. Raises
-    EngineFailure if another version of muxcluster wrote it.
+    Raises EngineFailure if a version of muxcluster wrote it with which this one does not work
+    together.
     """
     assert _internal_kv_initialized(), "not connected to Ray"
     value = _internal_kv_get(_KEY, namespace=NAMESPACE)
-    if value is None:
-        return State()
-    if not value.startswith(_FORM):
-        raise EngineFailure("the cluster runs another version of muxcluster: `muxcluster down` it")
-    state = pickle.loads(value[len(_FORM) :])
-    assert isinstance(state, State)
-    return state
+    return State() if value is None else state_of(value)
 
 
 def write_state(state: State) -> None:
     """Replace the stored state."""
-    _internal_kv_put(_KEY, _FORM + pickle.dumps(state), overwrite=True, namespace=NAMESPACE)
+    _internal_kv_put(_KEY, stored(state), overwrite=True, namespace=NAMESPACE)
 
 
 def clear_state() -> None:
     """Delete the stored state."""
     _internal_kv_del(_KEY, namespace=NAMESPACE)
+
+
+def stored(state: State) -> bytes:
+    """Return the state with the version of its form, `WIRE`, as its first line."""
+    return b"%d\n" % WIRE + packed(state)
+
+
+def state_of(value: bytes) -> State:
+    """Return the state that `stored` wrote in this version or a neighbour of it.
+
+    The value holds a pickle: only processes with the cluster's token can write it. Raises
+    EngineFailure as `read_state`.
+    """
+    form, _, data = value.partition(b"\n")
+    if not form.isdigit() or not talks_to(int(form)):
+        raise EngineFailure(
+            "the cluster runs a version of muxcluster that this one cannot replace while it"
+            " serves: `muxcluster down` it with that version, then `up`"
+        )
+    state = unpacked(data)
+    assert isinstance(state, State)
+    return state

@@ -1,13 +1,15 @@
 """Calls of the controller by ingresses and the batch service, which also run without it."""
 
+import asyncio
 from typing import Any
 
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.serve.exceptions import RayServeException
 
 from muxcluster.channel.client import UnitClient
 from muxcluster.cluster.control.controller import Controller
 from muxcluster.cluster.ray.actor_calls import Method, P, R, ask
+from muxcluster.cluster.units.actors import CONTROLLER, find_actor
 from muxcluster.core.directory import Directory, KeyPair, UnitAddress
 from muxcluster.core.errors import NotReady
 
@@ -23,10 +25,16 @@ class ControllerCalls:
         self._timeout_s = timeout_s
 
     async def ask(self, method: Method[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Return the answer of a method of `Controller`. Raises NotReady where none comes."""
+        """Return the answer of a method of `Controller`. Raises NotReady where none comes.
+
+        Where the controller is gone for good, the next call asks the one that replaced it.
+        """
         try:
             return await ask(self._controller, self._timeout_s, method, *args, **kwargs)
         except (TimeoutError, RayError, RayServeException) as error:
+            if isinstance(error, ActorDiedError):
+                found = await asyncio.to_thread(find_actor, CONTROLLER)
+                self._controller = self._controller if found is None else found
             message = "the controller does not answer"
             raise NotReady(message, retry_after_s=2, code="controller_lost") from error
 

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import logging
+import math
 import socket
+import time
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -13,6 +15,7 @@ from muxcluster.core.inputs.tls_files import TlsFiles
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.http.server.connection import HeadLimits, limited_protocol
 from muxcluster.http.server.connections import OpenConnections, fitting
+from muxcluster.http.server.handover import TAKEN_S, take_no_more
 from muxcluster.http.server.tls import MOST_GREETINGS, TlsServer
 from muxcluster.http.settings import ConnectionLimits
 
@@ -22,6 +25,10 @@ BACKLOG = 4096
 BIND_TIMEOUT_S = 15.0  # how long a replica that replaces another waits for the port it leaves
 KEEP_ALIVE_S = 65  # longer than the minute for which common load balancers keep idle connections
 CLOSE_S = 1
+# How long a port that is left to others still answers on connections that are open and idle: their
+# next requests may be on their way.
+IDLE_S = 2.0
+IDLE_POLL_S = 0.02
 
 
 class Listener:
@@ -46,15 +53,17 @@ class Listener:
         self._tls = tls
         self._connection_limits = connections or ConnectionLimits()
         self._num_handshakes = 0 if tls is None else MOST_GREETINGS * num_ports
+        self._bound: socket.socket | None = None
         self._server: uvicorn.Server | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, app: ASGIApp) -> None:
+    async def start(self, app: ASGIApp, *, is_beside: bool = False) -> None:
         """Listen.
 
-        Raises EngineFailure if the port does not become free, or the certificate cannot be used.
+        is_beside: a process of this user that this one replaces may listen there too. Raises
+        EngineFailure if the port does not become free, or the certificate cannot be used.
         """
-        bound = await _bind(self._address)
+        bound = self._bound = await _bind(self._address, is_beside=is_beside)
         limits = fitting(self._connection_limits, self._num_handshakes)
         connections = OpenConnections(limits, is_tls=self._tls is not None)
         config = uvicorn.Config(
@@ -86,6 +95,25 @@ class Listener:
             return uvicorn.Server(config)
         return TlsServer(config, self._tls, self._limits.on_refused)
 
+    async def leave(self, timeout_s: float) -> None:
+        """Take no more connections, answer on the open ones for at most `timeout_s` s, and close."""
+        server = self._server
+        if server is None or self._task is None or self._bound is None:
+            return
+        take_no_more(self._bound)
+        await asyncio.sleep(TAKEN_S)
+        for listening in server.servers:
+            listening.close()
+        until = time.monotonic() + IDLE_S
+        while time.monotonic() < until:
+            for connection in list(server.server_state.connections):
+                cycle = getattr(connection, "cycle", None)
+                if cycle is not None and not cycle.response_complete:
+                    cycle.keep_alive = False  # the client's next request goes to another process
+            await asyncio.sleep(IDLE_POLL_S)
+        server.config.timeout_graceful_shutdown = math.ceil(timeout_s)
+        await self.close()
+
     async def close(self) -> None:
         """Stop listening and cut open streams. Idempotent."""
         task, self._task = self._task, None
@@ -95,13 +123,18 @@ class Listener:
                 await task
 
 
-async def _bind(address: HttpAddress) -> socket.socket:
+async def _bind(address: HttpAddress, *, is_beside: bool) -> socket.socket:
+    """Return a socket bound to `address`, where another process may listen only if `is_beside`."""
     deadline = asyncio.get_running_loop().time() + BIND_TIMEOUT_S
     while True:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         bound = socket.socket(family)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
+            if not is_beside:
+                _check_free(family, address)
+            # so that another process can listen beside this one, once it replaces this one
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             bound.bind((address.host, address.port))
         except OSError as error:
             bound.close()
@@ -112,3 +145,10 @@ async def _bind(address: HttpAddress) -> socket.socket:
             await asyncio.sleep(0.1)
         else:
             return bound
+
+
+def _check_free(family: socket.AddressFamily, address: HttpAddress) -> None:
+    """Raise OSError if another process listens at `address`, even one that would share it."""
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((address.host, address.port))
