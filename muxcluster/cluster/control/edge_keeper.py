@@ -83,13 +83,14 @@ class EdgeKeeper:
             assert old is not None
             logger.info("ingresses stand in for those that are replaced")
             await asyncio.to_thread(edge.stand_in, controller, num_nodes)
-            await self._until_left(old.version, num_nodes, old.drain_s)
+            await self._until_left(old.version, old.count(num_nodes), old.drain_s)
         await asyncio.to_thread(edge.deploy, controller, num_nodes, is_beside=is_beside)
 
     async def _end_stand_ins(self, edge: Edge, num_nodes: int) -> None:
         """Let stand-ins leave, also those of a controller that did not come so far."""
         if await asyncio.to_thread(edge.has_stand_in):
-            await self._until_left(stand_in_version(edge.version), num_nodes, edge.drain_s)
+            version, number = stand_in_version(edge.version), edge.count(num_nodes)
+            await self._until_left(version, number, edge.drain_s)
             await asyncio.to_thread(edge.end_stand_in)
             logger.info("the ingresses are replaced")
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from muxcluster.core.errors import EngineFailure, NotReady
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.http.app import create_app
 from muxcluster.http.calls.choice import ChoiceDelta
+from muxcluster.http.keys.ring import KeyRing
 from muxcluster.http.metrics import request_log
 from muxcluster.http.server import audit
 from muxcluster.http.server.connection import HeadLimits
@@ -43,6 +44,9 @@ VIEW_TIMEOUT_S = 15.0  # the controller asks the units first
 # A Ray item costs 0.2-0.5 ms: a Python caller's stream gets at most 40 a second per choice
 ITEM_PERIOD_S = 0.025
 LEAVE_PERIOD_S = 1.0  # how often an ingress that leaves says how far it is
+# One beside others listens when every model is up, but no later: a unit may be gone for long.
+READY_S = 30.0
+READY_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,10 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that Serve routes HTTP to; a hook, on its event loop."""
+        self._watch = asyncio.create_task(keep_in_step(self._unit_links, self._directory))
+        if self._replicas.is_beside:
+            # the application reads the tokenizers of the models that are known by then
+            await _wait_for(self._backend.ready)
         app = create_app(
             self._backend,
             self._settings,
@@ -109,12 +117,13 @@ class Ingress:
         app.add_api_route("/status", self.status, methods=["GET"])
         app.add_api_route("/timeline", self.timeline, methods=["GET"])
         self._service = app.state.service
-        self._watch = asyncio.create_task(
-            keep_in_step(self._unit_links, self._directory)
-        )
         if self._listen is not None:
             app.add_api_route("/-/healthz", _serve_healthz, include_in_schema=False)
             app.add_api_route("/-/routes", _serve_routes, include_in_schema=False)
+            if self._replicas.is_beside:
+                keys: KeyRing = app.state.keys
+                keys.start()
+                await _wait_for(lambda: keys.are_known)
             await self._start_listening(app, self._listen)
         return app
 
@@ -215,6 +224,14 @@ class Ingress:
         if self._watch is not None:
             self._watch.cancel()
         await self._unit_links.close()
+
+
+async def _wait_for(is_so: Callable[[], bool]) -> None:
+    """Wait, for at most `READY_S` seconds, until an ingress can answer as well as those beside it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(READY_S):
+            while not is_so():
+                await asyncio.sleep(READY_POLL_S)
 
 
 async def _serve_healthz() -> str:

@@ -86,6 +86,10 @@ class Ingresses(Carried):
         """As `Edge.drain_s`."""
         return self.settings.request_timeout_s
 
+    def count(self, num_nodes: int) -> int:
+        """As `Edge.count`."""
+        return num_nodes if self.is_everywhere else 1
+
     def deploy(self, controller: Any, num_nodes: int, *, is_beside: bool) -> None:
         """As `Edge.deploy`."""
         self._run(APP, controller, self._replicas(num_nodes, self.version, is_beside=is_beside))

@@ -26,6 +26,10 @@ class Edge(Protocol):
         """Longest time in seconds that an answer takes."""
         ...
 
+    def count(self, num_nodes: int) -> int:
+        """Return how many ingresses run on so many nodes."""
+        ...
+
     def deploy(self, controller: Any, num_nodes: int, *, is_beside: bool) -> None:
         """Let Serve run them on `num_nodes` nodes; if only the number changes, running ones stay as
         they are. Blocks until they answer. Raises EngineFailure.

@@ -34,6 +34,9 @@ class FakeEdge:
     listens: bool = True
     drain_s: float = PATIENCE_S
 
+    def count(self, num_nodes: int) -> int:
+        return num_nodes
+
     def deploy(self, controller: Any, num_nodes: int, *, is_beside: bool) -> None:
         assert controller == "the controller" and num_nodes == NUM_NODES
         self.serve.told.append(f"deploy {self.version}{' beside' if is_beside else ''}")
