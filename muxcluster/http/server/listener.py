@@ -16,7 +16,7 @@ from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.http.server.connection import HeadLimits, limited_protocol
 from muxcluster.http.server.connections import OpenConnections, fitting
 from muxcluster.http.server.handover import TAKEN_S, take_no_more
-from muxcluster.http.server.tls import MOST_GREETINGS, TlsServer
+from muxcluster.http.server.tls import MOST_GREETINGS, Greeter, TlsServer
 from muxcluster.http.settings import ConnectionLimits
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,10 @@ class Listener:
         take_no_more(self._bound)
         await asyncio.sleep(TAKEN_S)
         for listening in server.servers:
-            listening.close()
+            if isinstance(listening, Greeter):
+                listening.stop_listening()
+            else:
+                listening.close()
         until = time.monotonic() + IDLE_S
         while time.monotonic() < until:
             for connection in list(server.server_state.connections):

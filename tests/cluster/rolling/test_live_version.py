@@ -111,6 +111,13 @@ def change(file: Path, **sections: Mapping[str, Any]) -> None:
     file.write_text(yaml.safe_dump(content))
 
 
+def steps_in(said: str) -> list[str]:
+    """Return the steps in what `up --json` printed, with other lines after it."""
+    content, _ = json.JSONDecoder().raw_decode(said[said.index("{") :])
+    steps: list[str] = content["steps"]
+    return steps
+
+
 def assert_unharmed(load: EndlessStreams) -> None:
     """Fail if a stream failed, lost a token, or differs from the first of its prompt."""
     assert load.errors == []
@@ -126,7 +133,7 @@ def test_other_settings_are_rolled_out_while_all_streams_run(installed: Installe
     before = installed.pids()
     change(installed.file, server={"max_queued": 300})
     said = installed.cluster.command("up", str(installed.file), "--dry-run", "--json")
-    (step,) = json.loads(said[said.index("{") :])["steps"]
+    (step,) = steps_in(said)
     assert "ingresses" in step
     with EndlessStreams(installed.url, NAMES, NUM_STREAMS, NUM_TOKENS) as load:
         load.wait_until_under_way()
@@ -157,7 +164,7 @@ def test_another_version_is_rolled_out_while_all_streams_run(installed: Installe
     before = installed.pids()
     installed.install(LATER)
     said = installed.cluster.command("up", str(installed.file), "--dry-run", "--json")
-    steps = json.loads(said[said.index("{") :])["steps"]
+    steps = steps_in(said)
     assert [step[:2] for step in steps] == ["1.", "2.", "3."] and LATER in steps[0]
     with EndlessStreams(installed.url, NAMES, NUM_STREAMS, NUM_TOKENS) as load:
         load.wait_until_under_way()
