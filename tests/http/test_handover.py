@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import AsyncGenerator
 
 import httpx
@@ -22,6 +21,11 @@ from tests.http.test_listener import Outcome
 
 PATIENCE_S = 30.0
 NUM_PARTS = 5
+
+
+@pytest.fixture(autouse=True)
+def _short_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "IDLE_S", 0.1)
 
 
 class Server:
@@ -102,14 +106,20 @@ def test_no_new_connection_fails_while_listeners_take_turns() -> None:
                     answer += part
             said.append(answer)
 
+    async def until_said(name: bytes) -> None:
+        while not any(answer.endswith(name) for answer in said):
+            await asyncio.sleep(0.01)
+
     async def scenario() -> None:
         current = Listener(address)
         await current.start(Server("0").app)
         asking = [asyncio.create_task(asyncio.to_thread(ask)) for _ in range(3)]
+        await until_said(b"0")
         for turn in range(1, 4):
             following = Listener(address)
             await following.start(Server(str(turn)).app, is_beside=True)
             await current.leave(PATIENCE_S)
+            await until_said(b"%d" % turn)
             current = following
         over.set()
         await asyncio.gather(*asking)
@@ -117,7 +127,6 @@ def test_no_new_connection_fails_while_listeners_take_turns() -> None:
 
     run(Outcome(scenario))
     assert all(answer.startswith(b"HTTP/1.1 200") for answer in said)
-    assert {answer[-1:] for answer in said} == {b"0", b"1", b"2", b"3"}
 
 
 def test_an_answer_over_the_limit_is_cut() -> None:
@@ -128,13 +137,11 @@ def test_an_answer_over_the_limit_is_cut() -> None:
         server = Listener(HttpAddress("127.0.0.1", port))
         await server.start(slow.app)
         async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
-            began_s = time.monotonic()
-            with pytest.raises(httpx.HTTPError):
+            with pytest.raises(httpx.RemoteProtocolError):
                 async with client.stream("GET", f"http://127.0.0.1:{port}/stream") as answer:
                     leaving = asyncio.create_task(server.leave(1.0))
                     async for _ in answer.aiter_text():
                         continue
-            assert time.monotonic() - began_s < PATIENCE_S
             await leaving
 
     run(Outcome(scenario))

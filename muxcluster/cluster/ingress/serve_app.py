@@ -30,7 +30,7 @@ from muxcluster.core.inputs.tls_files import TlsFiles
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.http.settings import ApiSettings, ConnectionLimits, QueueLimits
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0  # of ingresses, whose processes start beside others
 # Nodes of a cloud take minutes to join, those that pull an image with CUDA libraries more.
 JOIN_TIMEOUT_S = 1800.0
 POLL_S = 0.1
