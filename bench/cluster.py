@@ -1,9 +1,9 @@
 """Several hosts under load: stalls of streams after a failure, and lost tokens.
 
 Three hosts made of namespaces, `ray up cluster.yaml`, `muxcluster up` with six tiny models, 64
-greedy streams through the head's ingress (tests/cluster_hosts); through a worker's where the head is
-killed, whose tables are in Redis then. Needs root, iproute2, sshd, rsync, redis-server. `--quick`
-leaves the killed hosts out.
+greedy streams through the head's ingress (tests/cluster_hosts); through a worker's where the head
+is killed, whose tables are in Redis then. Needs root, iproute2, sshd, rsync, redis-server.
+`--quick` leaves the killed hosts out.
 """
 
 import sys

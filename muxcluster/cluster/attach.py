@@ -75,8 +75,9 @@ def start_controller(wiring: Wiring) -> Any:
 
 
 def replace_controller(controller: Any, wiring: Wiring) -> Any:
-    """Return the handle of a new controller in the place of `controller`, which is ended. It goes on
-    with the stored state; streams do not need one meanwhile.
+    """Return the handle of a new controller in the place of `controller`, which is ended.
+
+    It goes on with the stored state; streams do not need one meanwhile.
 
     Raises EngineFailure if this version cannot read that state, and nothing is changed then;
     Unavailable if the new one does not answer.

@@ -55,8 +55,9 @@ def create_app(
     """Return the OpenAI application over `backend`.
 
     `app.state.service` is its CompletionService, `app.state.keys` its KeyRing;
-    `app.state.on_refused_head` counts requests that a listener refuses before they get here. batch_service: started and closed with the application;
-    None: no routes of files and batches. cluster: of units in other processes, for the live view.
+    `app.state.on_refused_head` counts requests that a listener refuses before they get here.
+    batch_service: started and closed with the application; None: no routes of files and batches.
+    cluster: of units in other processes, for the live view.
     key_service: knows the keys of tenants and counts their use; None: only the keys of `settings`
     are valid, and nothing is counted.
 

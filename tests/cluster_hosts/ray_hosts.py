@@ -53,8 +53,8 @@ class RayHosts(Closing):
     """A head, workers, an operator, from where `ray up` is called, and a stranger with neither
     key nor token. Nothing runs on them yet.
 
-    folder: homes and temporary files of the hosts. has_redis: Ray keeps its tables in a Redis on the
-    operator's host. Everything ends with the `with` block.
+    folder: homes and temporary files of the hosts. has_redis: Ray keeps its tables in a Redis on
+    the operator's host. Everything ends with the `with` block.
     """
 
     def __init__(self, folder: Path, *, has_redis: bool = False) -> None:
@@ -171,7 +171,10 @@ class RayHosts(Closing):
         name = "cluster.yaml"
         if self._has_redis:
             name = "examples/cluster-redis.yaml"
-            changes = {**changes, "RAY_REDIS_ADDRESS=10.0.0.4": f"RAY_REDIS_ADDRESS={self.operator.ip}"}
+            changes = {
+                **changes,
+                "RAY_REDIS_ADDRESS=10.0.0.4": f"RAY_REDIS_ADDRESS={self.operator.ip}",
+            }
         text = (ROOT / name).read_text()
         for old, new in changes.items():
             assert text.count(old) == 1, f"{name} says no longer {old!r} once"

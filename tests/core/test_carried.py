@@ -42,10 +42,10 @@ def version_of_thing(monkeypatch: pytest.MonkeyPatch, *fields: Any) -> Any:
 def test_a_later_version_takes_defaults_for_what_it_misses(monkeypatch: pytest.MonkeyPatch) -> None:
     data = pickle.dumps(version_of_thing(monkeypatch, ("x", int), ("inner", Inner))(7, Inner(3)))
     later = version_of_thing(
-        monkeypatch, ("new", int, field(default=5)), ("inner", Inner), ("x", int)
+        monkeypatch, ("inner", Inner), ("x", int), ("new", int, field(default=5))
     )
     found = pickle.loads(data)
-    assert found == later(5, Inner(3), 7)
+    assert found == later(Inner(3), 7, 5)
 
 
 def test_an_earlier_version_drops_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,9 @@ def test_a_field_without_a_default_is_not_made_up(monkeypatch: pytest.MonkeyPatc
 
 def test_parts_of_other_versions_are_read_by_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
     data = packed({"a": (Inner(3),), "b": Section(rate=2.0), "c": Section()})
-    kind: Any = make_dataclass("Inner", [("hint", str, field(default="")), ("size", int, 0)])
+    kind: Any = make_dataclass(
+        "Inner", [("hint", str, field(default="")), ("size", int, field(default=0))]
+    )
     kind.__module__ = __name__
     model: Any = create_model("Section", __base__=BaseModel, extra=(int, 4))
     model.__module__ = __name__

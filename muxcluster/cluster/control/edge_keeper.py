@@ -95,8 +95,10 @@ class EdgeKeeper:
             logger.info("the ingresses are replaced")
 
     async def _until_left(self, version: str, number: int, limit_s: float) -> None:
-        """Let the ingresses of a version leave; wait, for at most `limit_s` seconds, until their last
-        answers have ended. number: how many there should be; what is dead says nothing."""
+        """Let the ingresses of a version leave, and wait until their last answers have ended.
+
+        number: how many there should be; what is dead says nothing. limit_s: longest answer.
+        """
         self._left.clear()
         self.leaving = version
         began_s = monotonic()

@@ -227,7 +227,7 @@ class Ingress:
 
 
 async def _wait_for(is_so: Callable[[], bool]) -> None:
-    """Wait, for at most `READY_S` seconds, until an ingress can answer as well as those beside it."""
+    """Wait, for at most `READY_S` s, until an ingress can answer as well as those beside it."""
     with suppress(TimeoutError):
         async with asyncio.timeout(READY_S):
             while not is_so():
@@ -275,7 +275,8 @@ def ingress_deployment(
 ) -> Any:
     """Return a bound Serve deployment of the ingress.
 
-    controller: bound. listen: as for `Ingress`, the same port on every node. replicas: None for one.
+    controller: bound. listen: as for `Ingress`, the same port on every node.
+    replicas: None for one.
     """
     replicas = replicas or Replicas()
     resources = {HEAD_RESOURCE: 0.001} if replicas.is_on_head else {}

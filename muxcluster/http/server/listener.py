@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import logging
-import math
 import socket
 import time
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -25,10 +25,11 @@ BACKLOG = 4096
 BIND_TIMEOUT_S = 15.0  # how long a replica that replaces another waits for the port it leaves
 KEEP_ALIVE_S = 65  # longer than the minute for which common load balancers keep idle connections
 CLOSE_S = 1
-# How long a port that is left to others still answers on connections that are open and idle: their
-# next requests may be on their way.
-IDLE_S = 2.0
-IDLE_POLL_S = 0.02
+# How long a connection may be idle once its port is left to others. The next request may be on its
+# way: a client that does not know of the change takes the connection for open.
+IDLE_S = 3.0
+LEAVE_POLL_S = 0.05
+_CLOSING = (b"connection", b"close")
 
 
 class Listener:
@@ -96,7 +97,7 @@ class Listener:
         return TlsServer(config, self._tls, self._limits.on_refused)
 
     async def leave(self, timeout_s: float) -> None:
-        """Take no more connections, answer on the open ones for at most `timeout_s` s, and close."""
+        """Take no more connections, answer on open ones for at most `timeout_s` s, and close."""
         server = self._server
         if server is None or self._task is None or self._bound is None:
             return
@@ -107,14 +108,7 @@ class Listener:
                 listening.stop_listening()
             else:
                 listening.close()
-        until = time.monotonic() + IDLE_S
-        while time.monotonic() < until:
-            for connection in list(server.server_state.connections):
-                cycle = getattr(connection, "cycle", None)
-                if cycle is not None and not cycle.response_complete:
-                    cycle.keep_alive = False  # the client's next request goes to another process
-            await asyncio.sleep(IDLE_POLL_S)
-        server.config.timeout_graceful_shutdown = math.ceil(timeout_s)
+        await _let_go(server, time.monotonic() + timeout_s)
         await self.close()
 
     async def close(self) -> None:
@@ -124,6 +118,32 @@ class Listener:
             self._server.should_exit = True
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+
+async def _let_go(server: uvicorn.Server, deadline_s: float) -> None:
+    """Wait until the connections of a server that no longer listens are closed, or the deadline.
+
+    Further answers say that their connection closes, and one that is idle closes after `IDLE_S`: a
+    request is never lost because its connection closed the moment the answer before it ended.
+    """
+    state, config = server.server_state, server.config
+    config.encoded_headers = [*config.encoded_headers, _CLOSING]  # uvicorn renews those of `state`
+    state.default_headers = [*state.default_headers, _CLOSING]
+    connections: list[Any] = list(state.connections)
+    for each in connections:
+        each.timeout_keep_alive = IDLE_S  # from the end of the answer that is under way
+    idle = [(each, each.cycle) for each in connections if _is_idle(each.cycle)]
+    await asyncio.sleep(IDLE_S)
+    for each, cycle in idle:
+        if each.cycle is cycle:
+            each.shutdown()
+    while state.connections and time.monotonic() < deadline_s:
+        await asyncio.sleep(LEAVE_POLL_S)
+
+
+def _is_idle(cycle: Any) -> bool:
+    """Return whether a connection with this newest request, None before the first, has answered."""
+    return cycle is None or bool(cycle.response_complete)
 
 
 async def _bind(address: HttpAddress, *, is_beside: bool) -> socket.socket:

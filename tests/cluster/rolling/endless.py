@@ -72,9 +72,7 @@ class EndlessStreams:
         asyncio.run(self._all())
 
     async def _all(self) -> None:
-        client = AsyncOpenAI(
-            base_url=self._url, api_key="unused", max_retries=0, timeout=TIMEOUT_S
-        )
+        client = AsyncOpenAI(base_url=self._url, api_key="unused", max_retries=0, timeout=TIMEOUT_S)
         async with client:
             await asyncio.gather(*(self._again(client, index) for index in range(len(self.seen))))
 
@@ -84,7 +82,9 @@ class EndlessStreams:
             try:
                 seen.streams.append(await self._one(client, index))
             except Exception as error:  # noqa: BLE001 - whatever the client raises is kept
-                seen.errors.append(f"stream {index}: {type(error).__name__}: {error}")
+                cause = "" if error.__cause__ is None else f" from {error.__cause__!r}"
+                came = f"after {seen.num_events} events of stream {len(seen.streams)}"
+                seen.errors.append(f"{index}: {error!r}{cause}, {came}")
             if self._is_over.is_set():
                 return
 

@@ -28,7 +28,11 @@ CHANGES = (
     ("__init__.py", f'__version__ = "{muxcluster.__version__}"', f'__version__ = "{LATER}"'),
     ("core/inputs/carried.py", f"WIRE = {WIRE}", f"WIRE = {WIRE + 1}"),
     ("core/directory.py", '    leaving: str = ""\n', '    later: int = 1\n    leaving: str = ""\n'),
-    ("core/served.py", "    num_running: int = 0\n", "    later: int = 1\n    num_running: int = 0\n"),
+    (
+        "core/served.py",
+        "    num_running: int = 0\n",
+        "    later: int = 1\n    num_running: int = 0\n",
+    ),
     (
         "cluster/units/report.py",
         "    reason: str | None = None\n",

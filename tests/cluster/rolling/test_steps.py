@@ -35,7 +35,8 @@ def of_version(goal: Goal, version: str) -> Goal:
     targets = tuple(replace(target, version=version) for target in goal.desired.targets)
     edge = ingresses_of(goal.desired.config)
     settings = replace(edge.settings, version=version)
-    return Goal(replace(goal.desired, targets=targets), replace(edge, settings=settings, version=""))
+    changed = replace(edge, settings=settings, version="")
+    return Goal(replace(goal.desired, targets=targets), changed)
 
 
 def test_the_first_start_is_one_step(goal: Goal) -> None:
