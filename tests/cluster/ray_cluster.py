@@ -19,7 +19,7 @@ import yaml
 from tests.cluster.conftest import MUXCLUSTER, MarkedProcess
 from tests.cluster.redis_server import RedisServer
 
-COMMAND_TIMEOUT_S = 240.0
+COMMAND_TIMEOUT_S = 900.0
 GPU = "A100-80GB"
 
 

@@ -53,11 +53,12 @@ def apply(config: Path, options: UpOptions) -> None:
         controller = find_controller()
         running = None if controller is None else Running.of(controller)
         before = None if running is None else running.goal
+        desired_before = None if before is None else before.desired
         edge = ingresses_of(wanted)
-        goal = Goal(_planned(wanted, before and before.desired), edge)
+        goal = Goal(_planned(wanted, desired_before), edge)
         steps = steps_to(goal, running)
         change = change_between(
-            before and before.desired,
+            desired_before,
             goal.desired,
             is_edge_new=before is None or before.edge != edge,
             steps=step_lines(steps, running),
