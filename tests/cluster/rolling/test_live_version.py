@@ -30,13 +30,13 @@ CHANGES = (
     ("core/directory.py", '    leaving: str = ""\n', '    later: int = 1\n    leaving: str = ""\n'),
     (
         "core/served.py",
-        "    num_running: int = 0\n",
-        "    later: int = 1\n    num_running: int = 0\n",
+        '    order: str = ""',
+        '    later: int = 1\n    order: str = ""',
     ),
     (
         "cluster/units/report.py",
-        "    reason: str | None = None\n",
-        "    later: int = 1\n    reason: str | None = None\n",
+        "    wire: int = WIRE\n",
+        "    wire: int = WIRE\n    later: int = 1\n",
     ),
     (
         "cluster/state/desired.py",
