@@ -1,9 +1,8 @@
 """Several hosts under load: stalls of streams after a failure, and lost tokens.
 
 Three hosts made of namespaces, `ray up cluster.yaml`, `muxcluster up` with six tiny models, 64
-greedy streams through the head's ingress (tests/cluster_hosts); through a worker's where the head
-is killed, whose tables are in Redis then. Needs root, iproute2, sshd, rsync, redis-server.
-`--quick` leaves the killed hosts out.
+greedy streams through the head's ingress (tests/cluster_hosts). Needs root, iproute2, sshd, rsync.
+`--quick` leaves the killed host out.
 """
 
 import sys
@@ -17,7 +16,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
 from bench.harness import Bench, Claim, cannot_run, make_parser
-from tests.cluster.redis_server import why_no_redis
 from tests.cluster_hosts import scenarios
 from tests.cluster_hosts.load import StreamResult
 from tests.cluster_hosts.namespaces import why_not
@@ -25,14 +23,13 @@ from tests.cluster_hosts.ray_hosts import RayHosts
 from tests.cluster_hosts.served import Served
 
 GOAL_S = 15.0
-ROLLING_GOAL_S = 10.0
 MOVED = "llama-a"
 
 
 @contextmanager
-def cluster(folder: Path, *, has_redis: bool = False) -> Iterator[Served]:
+def cluster(folder: Path) -> Iterator[Served]:
     """A cluster that serves."""
-    with RayHosts(folder / "hosts", has_redis=has_redis) as hosts:
+    with RayHosts(folder / "hosts") as hosts:
         hosts.make_token()
         hosts.up()
         hosts.wait_for_nodes(hosts.nodes)
@@ -51,18 +48,11 @@ def run(served: Served, *, is_quick: bool) -> dict[str, scenarios.Outcome]:
     move = scenarios.rate_changed(served, expected, MOVED)
     print(move.printed)
     outcomes["move"] = move.outcome
-    outcomes["upgrade"] = scenarios.settings_changed(served, expected).outcome
     outcomes["link_cut"] = scenarios.link_cut(served, expected)
     if not is_quick:
         scenarios.link_restored(served)
         outcomes["host_killed"] = scenarios.host_killed(served, expected)
     return outcomes
-
-
-def head_killed(folder: Path) -> scenarios.Outcome:
-    """The one scenario that needs Redis, on a cluster of its own."""
-    with cluster(folder, has_redis=True) as served:
-        return scenarios.head_killed(served, scenarios.undisturbed(served))
 
 
 def stalls(results: Sequence[StreamResult]) -> list[float]:
@@ -73,19 +63,14 @@ def stalls(results: Sequence[StreamResult]) -> list[float]:
 def main() -> int:
     """Run the scenarios, print and publish; exit code 1 where a stream was harmed."""
     bench = Bench(make_parser(__doc__))
-    no_redis = None if bench.options.quick else why_no_redis()
-    if (reason := why_not() or no_redis) is not None:
+    if (reason := why_not()) is not None:
         cannot_run(reason)
     with tempfile.TemporaryDirectory(prefix="mux-") as folder, cluster(Path(folder)) as served:
         outcomes = run(served, is_quick=bench.options.quick)
-    if not bench.options.quick:
-        with tempfile.TemporaryDirectory(prefix="mux-") as folder:
-            outcomes["head_killed"] = head_killed(Path(folder))
-    goals = {"link_cut": GOAL_S, "host_killed": GOAL_S}
-    goals |= {"upgrade": ROLLING_GOAL_S, "head_killed": ROLLING_GOAL_S}
+    names = {"link_cut": "stall_s_link_cut", "host_killed": "stall_s_host_killed"}
     claims = [
-        Claim(f"stall_s_{name}", outcomes[name].stall_s, "s", goal)
-        for name, goal in goals.items()
+        Claim(claim, outcomes[name].stall_s, "s", GOAL_S)
+        for name, claim in names.items()
         if name in outcomes
     ]
     lost = sum(outcome.differences.num_lost for outcome in outcomes.values())

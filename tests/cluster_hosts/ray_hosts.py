@@ -1,7 +1,6 @@
 """Ray over hosts of namespaces, started as a user does: `ray up` with the repository's own file."""
 
 import json
-import secrets
 import shutil
 import sys
 import time
@@ -18,7 +17,6 @@ GPU = "A100-80GB"
 UP_TIMEOUT_S = 240.0
 NODES_TIMEOUT_S = 240.0
 END_TIMEOUT_S = 60.0
-REDIS = "redis-server"
 _SOURCE = "~/muxcluster"
 _ENVIRONMENT = {
     # Every host runs the packages of this interpreter and the source that `ray up` copied to it.
@@ -53,12 +51,10 @@ class RayHosts(Closing):
     """A head, workers, an operator, from where `ray up` is called, and a stranger with neither
     key nor token. Nothing runs on them yet.
 
-    folder: homes and temporary files of the hosts. has_redis: Ray keeps its tables in a Redis on
-    the operator's host. Everything ends with the `with` block.
+    folder: homes and temporary files of the hosts. Everything ends with the `with` block.
     """
 
-    def __init__(self, folder: Path, *, has_redis: bool = False) -> None:
-        self._has_redis = has_redis
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         public = make_key(folder / "key")
         self.network = Network(folder / "hosts")
@@ -85,14 +81,8 @@ class RayHosts(Closing):
         return (self.operator.home / ".ray" / "auth_token").read_text().strip()
 
     def make_token(self) -> None:
-        """The README's first command, on the operator's host; and Redis, if it has one."""
+        """The README's first command, on the operator's host."""
         self.operator.run("~/venv/bin/ray get-auth-token --generate").checked()
-        if self._has_redis:
-            password = self.operator.home / ".ray" / "redis_password"
-            password.write_text(secrets.token_hex(16) + "\n")
-            password.chmod(0o600)
-            run = f"{REDIS} --bind {self.operator.ip} --requirepass {password.read_text().strip()}"
-            self.operator.start(f"{run} --save '' --dir /tmp", self.operator.folder / "redis.log")
 
     def ray(self, arguments: str, *, timeout_s: float = UP_TIMEOUT_S) -> Ended:
         """`ray ARGUMENTS` in the operator's checkout."""
@@ -168,15 +158,8 @@ class RayHosts(Closing):
             "ssh_user: ubuntu": "ssh_user: root",
             _DRIVER_LABEL: f"{GPU} --num-gpus={GPUS_PER_WORKER}",
         }
-        name = "cluster.yaml"
-        if self._has_redis:
-            name = "examples/cluster-redis.yaml"
-            changes = {
-                **changes,
-                "RAY_REDIS_ADDRESS=10.0.0.4": f"RAY_REDIS_ADDRESS={self.operator.ip}",
-            }
-        text = (ROOT / name).read_text()
+        text = (ROOT / "cluster.yaml").read_text()
         for old, new in changes.items():
-            assert text.count(old) == 1, f"{name} says no longer {old!r} once"
+            assert text.count(old) == 1, f"cluster.yaml says no longer {old!r} once"
             text = text.replace(old, new)
         return text

@@ -90,8 +90,8 @@ def host_killed(served: Served, expected: Sequence[StreamResult]) -> Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
-    """A change that `up` applied under load. before, after: statuses; printed: what it said."""
+class Move:
+    """A change of rates applied under load. before, after: statuses; printed: what `up` said."""
 
     outcome: Outcome
     before: dict[str, Any]
@@ -99,9 +99,10 @@ class Rollout:
     printed: str
 
 
-def _rolled_out(served: Served, expected: Sequence[StreamResult]) -> Rollout:
-    """`up` with the file as it is now, while all streams run."""
+def rate_changed(served: Served, expected: Sequence[StreamResult], model: str) -> Move:
+    """The file says another rate for `model`; `up` applies it while all streams run."""
     before = served.status()
+    served.write_config({model: MOVED_RATE_PER_S})
     said: list[str] = []
 
     def apply() -> None:
@@ -110,38 +111,7 @@ def _rolled_out(served: Served, expected: Sequence[StreamResult]) -> Rollout:
     applying = threading.Thread(target=apply)
     outcome = disturbed(served, expected, applying.start)
     applying.join()
-    return Rollout(outcome, before, served.status(), said[0] if said else "")
-
-
-def rate_changed(served: Served, expected: Sequence[StreamResult], model: str) -> Rollout:
-    """The file says another rate for `model`; `up` applies it while all streams run."""
-    served.write_config({model: MOVED_RATE_PER_S})
-    return _rolled_out(served, expected)
-
-
-def settings_changed(served: Served, expected: Sequence[StreamResult]) -> Rollout:
-    """The file says other settings of the server and of units: all ingresses and all units are
-    replaced while all streams run."""
-    served.server["max_queued"] = 400
-    served.write_config({}, kv_gb=0.26)
-    return _rolled_out(served, expected)
-
-
-def head_killed(served: Served, expected: Sequence[StreamResult]) -> Outcome:
-    """The head loses its power while all streams run through the ingress of a worker, and comes
-    back at its address when they have ended; the status is that of the whole cluster then."""
-    hosts = served.hosts
-    specs = served.specs(NUM_STREAMS, NUM_TOKENS, hosts.workers[0])
-    load = Load(hosts.operator, specs)
-    load.wait_for_tokens(UNDER_WAY)
-    hosts.network.kill(hosts.head)
-    results = load.finish(LOAD_TIMEOUT_S)
-    hosts.network.boot(hosts.head)
-    hosts.ray("up ~/cluster.yaml -y --restart-only").checked()
-    hosts.wait_for_nodes(hosts.nodes)
-    everything = {host.ip for host in hosts.nodes}
-    status = served.wait_for_status(lambda state: _is_whole(state, everything))
-    return Outcome(results, differences(expected, results), status)
+    return Move(outcome, before, served.status(), said[0] if said else "")
 
 
 def _is_whole(state: dict[str, Any], alive: set[str]) -> bool:

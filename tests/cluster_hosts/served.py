@@ -41,7 +41,6 @@ class Served:
 
     def __init__(self, hosts: RayHosts, folder: Path) -> None:
         self.hosts = hosts
-        self.server: dict[str, Any] = {}
         for seed, (name, family) in enumerate(FAMILIES.items()):
             build_model(folder / "models" / name, family, seed=seed)
         for node in hosts.nodes:
@@ -58,8 +57,7 @@ class Served:
         return f"http://{host.ip}:{PORT}"
 
     def write_config(self, rates: Mapping[str, float], **policy: Any) -> None:
-        """muxcluster.yaml on the head: rates by model, `RATE_PER_S` each unless given; settings of
-        the server as `server` says."""
+        """muxcluster.yaml on the head: rates by model, `RATE_PER_S` each unless given."""
         models = [
             {
                 "name": name,
@@ -78,7 +76,7 @@ class Served:
             "cluster": {"nodes": nodes, "engine": "cpu"},
             "policy": {"partition": "none", "num_threads": 1, "kv_gb": 0.25, "replan": "off"}
             | policy,
-            "server": {"host": "0.0.0.0", "port": PORT, "restart_limit_s": 120, **self.server},
+            "server": {"host": "0.0.0.0", "port": PORT, "restart_limit_s": 120},
         }
         (self.hosts.head.home / "muxcluster.yaml").write_text(yaml.safe_dump(config))
 

@@ -167,16 +167,6 @@ def test_a_changed_rate_moves_a_model(served: Served, expected: Sequence[StreamR
     assert unserved(move.after) == set()
 
 
-def test_other_settings_replace_ingresses_and_units(
-    served: Served, expected: Sequence[StreamResult]
-) -> None:
-    rollout = scenarios.settings_changed(served, expected)
-    assert_nobody_saw_more_than_a_pause(rollout.outcome)
-    assert "step 1. the ingresses" in rollout.printed and "step 2. the units" in rollout.printed
-    before, after = ({unit["id"] for unit in s["units"]} for s in (rollout.before, rollout.after))
-    assert before.isdisjoint(after) and unserved(rollout.after) == set()
-
-
 def test_a_workers_link_is_cut(served: Served, expected: Sequence[StreamResult]) -> None:
     outcome = scenarios.link_cut(served, expected)
     assert_nobody_saw_more_than_a_pause(outcome)
