@@ -1,6 +1,5 @@
 """A real Ray cluster of raylets on this machine, with GPUs that are only declared."""
 
-import contextlib
 import json
 import os
 import secrets
@@ -17,7 +16,6 @@ from typing import Any
 import yaml
 
 from tests.cluster.conftest import MUXCLUSTER, MarkedProcess
-from tests.cluster.redis_server import RedisServer
 
 COMMAND_TIMEOUT_S = 900.0
 GPU = "A100-80GB"
@@ -26,8 +24,7 @@ GPU = "A100-80GB"
 class RayCluster:
     """A head and workers, each a `ray start --block` of its own; nothing else's Ray is touched.
 
-    environment: more variables of all processes; folder: where commands are run; redis: keeps the
-    tables of the head, which may be killed then and started again.
+    environment: more variables of all processes; folder: where commands are run.
     """
 
     def __init__(
@@ -35,7 +32,6 @@ class RayCluster:
         head_gpus: int = 0,
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
-        redis: RedisServer | None = None,
     ) -> None:
         self._cwd = folder
         self._folder = tempfile.TemporaryDirectory(prefix="mux-", ignore_cleanup_errors=True)
@@ -52,46 +48,21 @@ class RayCluster:
         self.nodes: dict[str, MarkedProcess] = {}
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
-        self._head_gpus, self._redis = head_gpus, redis
-        self.start_head()
-
-    def start_head(self) -> None:
-        """The head, at the address that it always has."""
         head = ("--head", f"--port={self.port}", "--include-dashboard=false")
-        tables: dict[str, str] = {}
-        password: tuple[str, ...] = ()
-        if self._redis is not None:
-            tables = {"RAY_REDIS_ADDRESS": self._redis.address}
-            password = (f"--redis-password={self._redis.password}",)
-        how = (*head, f"--temp-dir={self._folder.name}", *password)
-        self._start("head", self._head_gpus, how, tables)
-
-    def kill_head(self) -> None:
-        """As if the head lost power: all its processes are killed at once."""
-        head = self.nodes.pop("head")
-        for pid in head.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        head.process.wait(60.0)
+        self._start("head", head_gpus, (*head, f"--temp-dir={self._folder.name}"))
 
     def add(self, name: str, num_gpus: int) -> None:
         """A worker node; returns when it has joined."""
         self._start(name, num_gpus, (f"--address={self.address}",))
 
-    def _start(
-        self,
-        name: str,
-        num_gpus: int,
-        how: tuple[str, ...],
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def _start(self, name: str, num_gpus: int, how: tuple[str, ...]) -> None:
         ray = str(Path(sys.executable).parent / "ray")
         command = (
             *(ray, "start", "--block", *how, "--num-cpus=4", f"--num-gpus={num_gpus}"),
             *(f"--node-name={name}", f"--labels=ray.io/accelerator-type={GPU}"),
             *("--node-ip-address=127.0.0.1", "--object-store-memory=100000000"),
         )
-        self.nodes[name] = MarkedProcess(command, {**self.env, **(environment or {})}, self._cwd)
+        self.nodes[name] = MarkedProcess(command, self.env, self._cwd)
         self.nodes[name].wait_for("block forever")
 
     def command(
