@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 
 from muxcluster.cluster.control.controller import Controller, Wiring
 from muxcluster.cluster.control.roster import CLOSE_S
-from muxcluster.cluster.control.store import clear_state
+from muxcluster.cluster.control.store import clear_state, read_state
 from muxcluster.cluster.ray.actor_calls import Method, P, R, ask_and_wait
 from muxcluster.cluster.ray.privacy import found, keep_token_private
 from muxcluster.cluster.units.actors import (
@@ -72,6 +72,24 @@ def start_controller(wiring: Wiring) -> Any:
     controller = make_on_head(Controller, CONTROLLER, wiring)
     ask_within(FIRST_ASK_TIMEOUT_S, controller, Controller.desired)
     return controller
+
+
+def replace_controller(controller: Any, wiring: Wiring) -> Any:
+    """Return the handle of a new controller in the place of `controller`, which is ended.
+
+    It goes on with the stored state; streams do not need one meanwhile.
+
+    Raises EngineFailure if this version cannot read that state, and nothing is changed then;
+    Unavailable if the new one does not answer.
+    """
+    read_state()
+    ray.kill(controller)
+    deadline = time.monotonic() + ASK_TIMEOUT_S
+    while find_actor(CONTROLLER) is not None:
+        if time.monotonic() > deadline:
+            raise Unavailable("the old controller does not end")
+        time.sleep(POLL_S)
+    return start_controller(wiring)
 
 
 def find_controller() -> Any | None:

@@ -4,11 +4,12 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from muxcluster.core.inputs.carried import Carried
 from muxcluster.core.served import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
-class KeyPair:
+class KeyPair(Carried):
     """A CURVE key pair in Z85, 40 bytes each. The secret half is never shown."""
 
     public: bytes
@@ -16,7 +17,7 @@ class KeyPair:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitAddress:
+class UnitAddress(Carried):
     """Current address of one unit."""
 
     unit_id: str
@@ -27,7 +28,7 @@ class UnitAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class Directory:
+class Directory(Carried):
     """Routing table at one moment; an ingress keeps its last one while the controller is gone."""
 
     # Every configured model, even if not served at the moment; `/v1/models` lists them
@@ -48,6 +49,9 @@ class Directory:
     # Proves to units on tcp that a client belongs to the cluster; they were started with its public
     # half. None if every unit is on ipc.
     client_key: KeyPair | None = None
+    # Version of the ingresses that take no more connections and finish their answers, because
+    # others replace them; empty: none
+    leaving: str = ""
 
     @property
     def version(self) -> str:
@@ -58,7 +62,8 @@ class Directory:
         restarted controller must not withdraw models before it has read its state.
         """
         parts = (self.routes, self.units, self.draining, self.unplaced)
-        text = repr((self.models, self.client_key, [sorted(part.items()) for part in parts]))
+        content = [sorted(part.items()) for part in parts]
+        text = repr((self.models, self.client_key, self.leaving, content))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def unit_ids(self) -> tuple[str, ...]:

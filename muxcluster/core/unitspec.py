@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from muxcluster.core.inputs.carried import Carried
 from muxcluster.core.job import WorkerSpec
 from muxcluster.core.kvshape import KvDtype, KvShape
 from muxcluster.core.padded import PaddedLimit
@@ -155,7 +156,7 @@ class SchedulerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitSpec:
+class UnitSpec(Carried):
     """One unit: its models, its KV pool, its workers."""
 
     unit_id: str

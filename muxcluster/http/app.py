@@ -70,9 +70,10 @@ def create_app(
 ) -> FastAPI:
     """Return the OpenAI application over `backend`.
 
-    `app.state.service` is its CompletionService; `app.state.on_refused_head` counts requests that a
-    listener refuses before they get here. batch_service: started and closed with the application;
-    None: no routes of files and batches. cluster: of units in other processes, for the live view.
+    `app.state.service` is its CompletionService, `app.state.keys` its KeyRing;
+    `app.state.on_refused_head` counts requests that a listener refuses before they get here.
+    batch_service: started and closed with the application; None: no routes of files and batches.
+    cluster: of units in other processes, for the live view.
     key_service: knows the keys of tenants and counts their use; None: only the keys of `settings`
     are valid, and nothing is counted. parts: what else the routes need.
 
@@ -112,6 +113,7 @@ def create_app(
 
     app = DocumentedApp(title="muxcluster", version=__version__, lifespan=lifespan)
     app.state.service = service
+    app.state.keys = keys
     app.state.on_refused_head = metrics.refused_head
     lenient = settings.lenient
     thin = (generation_routes, embedding_routes, message_routes)

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from muxcluster import __version__
 from muxcluster.batch.service.settings import BatchSettings
+from muxcluster.core.inputs.carried import Carried
 from muxcluster.core.inputs.image_rules import ImageLimits
 from muxcluster.core.inputs.tls_files import TlsFiles
 from muxcluster.core.inputs.web_url import HttpAddress
@@ -37,7 +39,7 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreSettings:
+class StoreSettings(Carried):
     """Where responses of `/v1/responses` are kept, and how many."""
 
     directory: str  # absolute, on the head's node
@@ -46,7 +48,7 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ApiSettings:
+class ApiSettings(Carried):
     """Settings of the HTTP server that an operator may choose."""
 
     api_key: str | None = None  # bearer token of every route but the health routes; None: open
@@ -73,3 +75,5 @@ class ApiSettings:
     inline_chars: int = 4096  # longer prompts are rendered and tokenised on a thread
     request_id_header: bool = True  # send X-Request-Id; False if a proxy in front does
     batch: BatchSettings | None = None  # None: no files and no batches
+    # Of muxcluster, which the processes with these settings have: others are replaced
+    version: str = __version__

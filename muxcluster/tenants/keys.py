@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from muxcluster import __version__
+from muxcluster.core.inputs.carried import Carried
 from muxcluster.core.request import ServiceClass
 
 
@@ -41,7 +43,7 @@ class TenantKey:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyTable:
+class KeyTable(Carried):
     """All keys that are valid now. Equal tables have equal versions."""
 
     version: str
@@ -54,12 +56,13 @@ class KeyTable:
 
 
 @dataclass(frozen=True, slots=True)
-class KeySettings:
+class KeySettings(Carried):
     """Where the keys are, and where their use is kept."""
 
     directory: str  # of the ledger, an absolute path
     keys: tuple[TenantKey, ...] = ()
     file: str | None = None  # YAML with the keys instead, read again when it changes
+    version: str = __version__  # of muxcluster, as `ApiSettings.version`
 
 
 def digest_of(secret: bytes) -> str:

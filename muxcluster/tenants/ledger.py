@@ -10,11 +10,13 @@ from pathlib import Path
 
 from muxcluster.core.errors import StorageFailed
 from muxcluster.core.inputs.private import make_private_folder, open_private
+from muxcluster.core.inputs.sqlite_form import keep_form
 from muxcluster.tenants.messages import UsageQuery, UsageRow
 
 NAME = "usage.sqlite"
 _DAY_S = 86_400
 _CALLER_DAYS = 30  # for so long a batch of an ingress may be repeated
+_FORM = 1  # grows with a change that the version before cannot work with
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS usage (
     day TEXT NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL,
@@ -27,7 +29,9 @@ CREATE TABLE IF NOT EXISTS callers (
 ) WITHOUT ROWID;
 """
 _ADD = """
-INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO usage (
+    day, key, model, requests, prompt_tokens, completion_tokens, cached_tokens, refused
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (day, key, model) DO UPDATE SET
     requests = requests + excluded.requests,
     prompt_tokens = prompt_tokens + excluded.prompt_tokens,
@@ -69,6 +73,7 @@ class Ledger:
             # what is committed survives the end of the process; a power cut may take the last rows
             self._connection.execute("PRAGMA synchronous=NORMAL")
             self._connection.executescript(_SCHEMA)
+            keep_form(self._connection, _FORM, self.path)
             oldest = day_name(today - _CALLER_DAYS)
             self._connection.execute("DELETE FROM callers WHERE day < ?", (oldest,))
 

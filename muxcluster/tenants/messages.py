@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from muxcluster.core.inputs.carried import Carried
 from muxcluster.tenants.keys import KeyTable
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Carried):
     """A request that wants to run."""
 
     call_id: str  # unique
@@ -28,7 +29,7 @@ class LimitState:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(Carried):
     """The answer to an `Ask`; what is left is given for the limits that the key has."""
 
     refusal: str = ""  # the limit that is reached, in words; empty: the request may run
@@ -43,7 +44,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(Carried):
     """The end of a request that asked, or of one of a key without limits."""
 
     call_id: str
@@ -61,7 +62,7 @@ class Settlement:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageQuery:
+class UsageQuery(Carried):
     """Which rows of the ledger; None: all."""
 
     key: str | None = None
@@ -71,7 +72,7 @@ class UsageQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageRow:
+class UsageRow(Carried):
     """What a key used of a model on a day in UTC."""
 
     day: str

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,14 +17,23 @@ import yaml
 
 from tests.cluster.conftest import MUXCLUSTER, MarkedProcess
 
-COMMAND_TIMEOUT_S = 240.0
+COMMAND_TIMEOUT_S = 900.0
 GPU = "A100-80GB"
 
 
 class RayCluster:
-    """A head and workers, each a `ray start --block` of its own; nothing else's Ray is touched."""
+    """A head and workers, each a `ray start --block` of its own; nothing else's Ray is touched.
 
-    def __init__(self, head_gpus: int = 0) -> None:
+    environment: more variables of all processes; folder: where commands are run.
+    """
+
+    def __init__(
+        self,
+        head_gpus: int = 0,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self._cwd = folder
         self._folder = tempfile.TemporaryDirectory(prefix="mux-", ignore_cleanup_errors=True)
         # Workers find the head by it; commands too, and no other cluster's.
         self.env = MappingProxyType(
@@ -32,6 +42,7 @@ class RayCluster:
                 "RAY_AUTH_TOKEN": secrets.token_hex(32),
                 "RAY_USAGE_STATS_ENABLED": "0",
                 "RAY_TMPDIR": self._folder.name,
+                **(environment or {}),
             }
         )
         self.nodes: dict[str, MarkedProcess] = {}
@@ -51,14 +62,20 @@ class RayCluster:
             *(f"--node-name={name}", f"--labels=ray.io/accelerator-type={GPU}"),
             *("--node-ip-address=127.0.0.1", "--object-store-memory=100000000"),
         )
-        self.nodes[name] = MarkedProcess(command, self.env)
+        self.nodes[name] = MarkedProcess(command, self.env, self._cwd)
         self.nodes[name].wait_for("block forever")
 
-    def command(self, *arguments: str, code: int = 0) -> str:
-        """What `muxcluster ARGUMENTS --address ...` prints; fails unless it ends with `code`."""
+    def command(
+        self, *arguments: str, code: int = 0, environment: Mapping[str, str] | None = None
+    ) -> str:
+        """What `muxcluster ARGUMENTS --address ...` prints; fails unless it ends with `code`.
+
+        environment: in the place of that of the cluster's processes.
+        """
         done = subprocess.run(
             (*MUXCLUSTER, *arguments, "--address", self.address),
-            env={**os.environ, **self.env, "COLUMNS": "300"},
+            env={**(environment or {**os.environ, **self.env}), "COLUMNS": "300"},
+            cwd=self._cwd,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -72,6 +89,7 @@ class RayCluster:
         done = subprocess.run(
             (*MUXCLUSTER, "status", "--json", "--address", self.address),
             env={**os.environ, **self.env},
+            cwd=self._cwd,
             capture_output=True,
             text=True,
             timeout=COMMAND_TIMEOUT_S,

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 from openai import OpenAI
 
 from tests.cluster.ray_cluster import RayCluster, free_port, write_config
+from tests.cluster.rolling.endless import EndlessStreams
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,25 @@ def test_a_bad_file_changes_nothing(running: Running, tmp_path: Path) -> None:
         file.write_text(text)
         printed = running.cluster.command("up", str(file), "--yes", code=2)
         assert said in printed and printed.count("\n") == 1
+    assert running.cluster.pids("ray::UnitHost") == units
+
+
+def test_other_settings_of_the_server_cut_no_stream(running: Running) -> None:
+    content = yaml.safe_load(running.file.read_text())
+    content["server"]["max_queued"] = 300
+    running.file.write_text(yaml.safe_dump(content))
+    title = "ray::ServeReplica:muxcluster:"
+    ingresses, units = running.cluster.pids(title), running.cluster.pids("ray::UnitHost")
+    url = f"http://127.0.0.1:{running.port}/v1"
+    with EndlessStreams(url, ("llama-a", "qwen-b", "opt-c"), 6, 60) as load:
+        load.wait_until_under_way()
+        printed = running.cluster.command("up", str(running.file), "--yes")
+    assert "step 1. the ingresses" in printed and "step 2." not in printed
+    assert load.errors == []
+    for seen in load.seen:
+        assert {(stream.num_tokens, stream.reason) for stream in seen.streams} == {(60, "length")}
+        assert len({stream.text for stream in seen.streams}) == 1
+    assert ingresses and ingresses.isdisjoint(running.cluster.pids(title))
     assert running.cluster.pids("ray::UnitHost") == units
 
 

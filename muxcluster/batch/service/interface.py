@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from muxcluster.batch.store.files import FilePage
+from muxcluster.core.inputs.carried import Carried
 
 PURPOSE = "batch"
 ApiObject = Mapping[str, Any]  # an object as OpenAI's API shows it
 
 
 @dataclass(frozen=True, slots=True)
-class BatchRequest:
+class BatchRequest(Carried):
     """A client's request for a batch; only the fields' types are checked. window: "24h".
 
     results_lifetime_s: how long its result files are kept; None: until they are deleted.
@@ -25,7 +26,7 @@ class BatchRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(Carried):
     """Counts for metrics."""
 
     by_status: Mapping[str, int]  # batches since the folder was made

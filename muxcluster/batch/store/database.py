@@ -9,6 +9,7 @@ from pathlib import Path
 
 from muxcluster.core.errors import ConfigError, StorageFailed
 from muxcluster.core.inputs.private import make_private_folder, open_private, tighten
+from muxcluster.core.inputs.sqlite_form import keep_form
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -35,7 +36,7 @@ CREATE INDEX IF NOT EXISTS file_owners ON files (owner);
 CREATE INDEX IF NOT EXISTS batch_states ON batches (status, owner);
 """
 
-
+_FORM = 1  # grows with a change that the version before cannot work with
 _NAME = "batches.sqlite"
 _BESIDE = ("-wal", "-shm", "-journal")
 FILES, UPLOADS = "files", "uploads"  # folders beside the database
@@ -89,7 +90,8 @@ class Database:
             connection.execute("PRAGMA synchronous=FULL")
             connection.executescript(_SCHEMA)
             _bring_up_to_date(connection)
-        except sqlite3.DatabaseError:
+            keep_form(connection, _FORM, self.path)
+        except (sqlite3.DatabaseError, StorageFailed):
             connection.close()
             raise
         return connection

@@ -168,7 +168,8 @@ class _Names:
     def write(self) -> None:
         """Write all entered lines."""
         self._connection.executemany(
-            "INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO lines (batch, number, offset, size, digest, model, weight, has_ended, "
+            "family) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             self._rows,
         )
 

@@ -10,19 +10,20 @@ from rich.console import Console
 from muxcluster.cli.server.changes import Change, change_between, change_lines
 from muxcluster.cli.server.launch import check_models
 from muxcluster.cli.server.progress import ProgressPrinter
-from muxcluster.cli.terminal.telling import tell
-from muxcluster.cluster.attach import (
-    ask,
-    find_controller,
-    joined,
-    start_controller,
-    wait_converged,
+from muxcluster.cli.server.rollout import (
+    Goal,
+    Running,
+    check_installed,
+    perform,
+    step_lines,
+    steps_to,
 )
-from muxcluster.cluster.control.controller import Controller, Wiring
+from muxcluster.cli.terminal.telling import tell
+from muxcluster.cluster.attach import find_controller, joined
 from muxcluster.cluster.ingress.serve_app import Ingresses, ingresses_of
 from muxcluster.cluster.ray.nodes import planning_nodes, ray_nodes
 from muxcluster.cluster.state.desired import Desired
-from muxcluster.cluster.state.fitting import desired_of
+from muxcluster.cluster.state.fitting import desired_of, renewed
 from muxcluster.config.hub import Fetching, Wanted
 from muxcluster.config.load import Config, load_config
 from muxcluster.config.planning import plan_for
@@ -42,29 +43,35 @@ class UpOptions:
 def apply(config: Path, options: UpOptions) -> None:
     """Make the cluster at `options.address` run `config`, and wait until it does.
 
-    Raises ConfigError, LoadError, InfeasiblePlan, Unavailable, EngineFailure; BadParameter without
-    a terminal to confirm on; Abort if the answer is no.
+    Raises ConfigError, LoadError, InfeasiblePlan, Unavailable; EngineFailure, also where a step
+    failed and was rolled back; BadParameter without a terminal to confirm on; Abort if the answer
+    is no.
     """
     console = Console(highlight=False, soft_wrap=True, markup=False, stderr=options.as_json)
     wanted = load_config(config, Fetching(Wanted.ALL, tell))
     with joined(options.address):
         controller = find_controller()
-        before = None if controller is None else ask(controller, Controller.desired)
-        edge_before = None if controller is None else ask(controller, Controller.edge)
-        desired, edge = _planned(wanted, before), ingresses_of(wanted)
-        change = change_between(before, desired, is_edge_new=edge != edge_before)
-        _show(console, change, desired, options.as_json)
+        running = None if controller is None else Running.of(controller)
+        before = None if running is None else running.goal
+        desired_before = None if before is None else before.desired
+        edge = ingresses_of(wanted)
+        goal = Goal(_planned(wanted, desired_before), edge)
+        steps = steps_to(goal, running)
+        change = change_between(
+            desired_before,
+            goal.desired,
+            is_edge_new=before is None or before.edge != edge,
+            steps=step_lines(steps, running),
+        )
+        _show(console, change, goal.desired, options.as_json)
+        if running is not None:
+            check_installed(running)
         if options.dry_run:
             return
-        if change.is_empty:
-            desired = before if before is not None else desired
-        elif not options.yes:
+        if steps and not options.yes:
             _confirm()
-        controller = controller or start_controller(Wiring())
-        if not change.is_empty:
-            ask(controller, Controller.apply, desired, edge)
-        wait_converged(controller, options.timeout_s, ProgressPrinter(console))
-        _announce(console, desired, edge)
+        perform(steps, goal, running, options.timeout_s, ProgressPrinter(console))
+        _announce(console, goal.desired, edge)
 
 
 def _planned(config: Config, before: Desired | None) -> Desired:
@@ -74,7 +81,7 @@ def _planned(config: Config, before: Desired | None) -> Desired:
     Raises ConfigError, LoadError, InfeasiblePlan.
     """
     if before is not None and _is_same(config, before.config):
-        return before
+        return renewed(before)
     nodes = planning_nodes(config, [node for node in ray_nodes() if node.is_alive])
     current = before.plan if before is not None and before.plan.units else None
     desired = desired_of(config, plan_for(config, nodes, current=current), nodes)

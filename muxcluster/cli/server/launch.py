@@ -57,7 +57,7 @@ class Prepared:
 
     def listening(self, address: HttpAddress) -> "Prepared":
         """Return the same configuration at another address."""
-        return replace(self, edge=replace(self.edge, listen=address))
+        return replace(self, edge=self.edge.at(address))
 
 
 def prepare(config: Config) -> Prepared:

@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from muxcluster import __version__
 from muxcluster.channel.curve import new_keys
 from muxcluster.cluster.control.adapters import LoadedAdapters
 from muxcluster.cluster.control.edge_keeper import EdgeKeeper
@@ -81,7 +82,7 @@ class Controller:
             self._state.records, listen_spec, self._keep_records, wiring.unit_class
         )
         self._nodes = NodeWatch(is_local=wiring.socket_dir is not None)
-        self._edge = EdgeKeeper()
+        self._edge = EdgeKeeper(self._state.edge_deployed, self._keep_edge)
         self._adapters = LoadedAdapters()
         # On one machine a unit cannot move.
         self._replanner = Replanner(follows_rates=wiring.socket_dir is None)
@@ -97,7 +98,8 @@ class Controller:
         desired = self._state.desired
         if desired is None or not self._is_settled():
             return None
-        found = directory_of(self._state, self._roster.watches, self._nodes.reachable)
+        watches, reachable = self._roster.watches, self._nodes.reachable
+        found = directory_of(self._state, watches, reachable, self._edge.leaving)
         found = replace(found, models=(*found.models, *self._adapters.served(desired)))
         return None if found.version == known_version else found
 
@@ -108,6 +110,14 @@ class Controller:
     async def edge(self) -> Edge | None:
         return self._state.edge
 
+    async def version(self) -> str:
+        """Return the version of muxcluster in this process."""
+        return __version__
+
+    async def note_leaving(self, name: str, version: str, is_over: bool) -> None:
+        """As `EdgeKeeper.note_leaving`, for ingresses."""
+        self._edge.note_leaving(name, version, is_over=is_over)
+
     async def apply(self, desired: Desired, edge: Edge | None) -> None:
         """Store the desired state and start to apply it."""
         self.begin(desired, edge)
@@ -117,6 +127,7 @@ class Controller:
         self._keep(replace(self._state, desired=desired, edge=edge))
         self._replanner.reset(desired)
         self._roster.failures.clear()
+        self._edge.forget_failures()
 
     async def note_backlogs(self, tokens_per_s: Mapping[str, float]) -> None:
         """Note the batch work that the batch service has, by model, for the next plan."""
@@ -140,7 +151,7 @@ class Controller:
             "converged": self._is_settled()
             and view is not None
             and is_converged(view)
-            and self._edge.is_deployed,
+            and self._edge.is_deployed(self._state.edge),
             "units": units,
             "failures": failures,
             "edge": self._edge.problem,
@@ -194,6 +205,10 @@ class Controller:
     def _keep_records(self, records: tuple[Record, ...]) -> None:
         if not self._is_leaving:
             self._keep(replace(self._state, records=records))
+
+    def _keep_edge(self, edge: Edge) -> None:
+        if not self._is_leaving:
+            self._keep(replace(self._state, edge_deployed=edge))
 
     def _is_settled(self) -> bool:
         """Return whether all nodes and units were observed since this controller started."""

@@ -13,12 +13,13 @@ _GONE = frozenset({Phase.AWAY, Phase.FAILED, Phase.STOPPING})
 
 
 def directory_of(
-    state: State, watches: Sequence[UnitWatch], reachable: frozenset[str]
+    state: State, watches: Sequence[UnitWatch], reachable: frozenset[str], leaving: str = ""
 ) -> Directory:
     """Route new requests to units that serve; a restarting unit keeps its place and its requests
     wait.
 
-    A unit that failed, is being stopped, or is on an unreachable node is left out.
+    A unit that failed, is being stopped, or is on an unreachable node is left out. leaving: as the
+    directory's.
     """
     assert state.desired is not None
     models = {model.unit_model for model in state.desired.models}
@@ -42,4 +43,5 @@ def directory_of(
         draining=draining,
         unplaced={name: RETRY_AFTER_S for name in state.desired.unplaced if not routes[name]},
         client_key=state.client_key,
+        leaving=leaving,
     )

@@ -3,7 +3,7 @@
 It outlives the controller, and the head node's GCS too if that keeps its tables in Redis.
 """
 
-import pickle
+from typing import Any
 
 from ray.experimental.internal_kv import (
     _internal_kv_del,
@@ -14,34 +14,28 @@ from ray.experimental.internal_kv import (
 
 from muxcluster.cluster.state.desired import State
 from muxcluster.core.errors import EngineFailure
+from muxcluster.core.inputs.carried import WIRE, packed, talks_to, unpacked
 from muxcluster.core.served import ServedModel
 
 NAMESPACE = b"muxcluster"
 _KEY = b"state"
 _ADAPTERS = b"adapters"
-_FORM = b"5\n"  # first line of the value: version of its format
 
 
 def read_state() -> State:
     """Return the stored state; an empty one at first.
 
-    The value may be a pickle: only processes with the cluster's token can write there. Raises
-    EngineFailure if another version of muxcluster wrote it.
+    Raises EngineFailure if a version of muxcluster wrote it with which this one does not work
+    together.
     """
     assert _internal_kv_initialized(), "not connected to Ray"
     value = _internal_kv_get(_KEY, namespace=NAMESPACE)
-    if value is None:
-        return State()
-    if not value.startswith(_FORM):
-        raise EngineFailure("the cluster runs another version of muxcluster: `muxcluster down` it")
-    state = pickle.loads(value[len(_FORM) :])
-    assert isinstance(state, State)
-    return state
+    return State() if value is None else state_of(value)
 
 
 def write_state(state: State) -> None:
     """Replace the stored state."""
-    _internal_kv_put(_KEY, _FORM + pickle.dumps(state), overwrite=True, namespace=NAMESPACE)
+    _internal_kv_put(_KEY, stored(state), overwrite=True, namespace=NAMESPACE)
 
 
 def clear_state() -> None:
@@ -53,13 +47,35 @@ def clear_state() -> None:
 def read_adapters() -> tuple[ServedModel, ...]:
     """Return the stored adapters; none at first. As `read_state`."""
     value = _internal_kv_get(_ADAPTERS, namespace=NAMESPACE)
-    if value is None or not value.startswith(_FORM):
-        return ()
-    found: tuple[ServedModel, ...] = pickle.loads(value[len(_FORM) :])
-    return found
+    return () if value is None else tuple(_value_of(value))
 
 
 def write_adapters(adapters: tuple[ServedModel, ...]) -> None:
     """Replace the stored adapters."""
-    value = _FORM + pickle.dumps(adapters)
-    _internal_kv_put(_ADAPTERS, value, overwrite=True, namespace=NAMESPACE)
+    _internal_kv_put(_ADAPTERS, stored(adapters), overwrite=True, namespace=NAMESPACE)
+
+
+def stored(value: object) -> bytes:
+    """Return a value with the version of its form, `WIRE`, as its first line."""
+    return b"%d\n" % WIRE + packed(value)
+
+
+def state_of(value: bytes) -> State:
+    """Return the state that `stored` wrote in this version or a neighbour of it.
+
+    Raises EngineFailure as `read_state`.
+    """
+    state = _value_of(value)
+    assert isinstance(state, State)
+    return state
+
+
+def _value_of(value: bytes) -> Any:
+    """The value holds a pickle: only processes with the cluster's token can write it."""
+    form, _, data = value.partition(b"\n")
+    if not form.isdigit() or not talks_to(int(form)):
+        raise EngineFailure(
+            "the cluster runs a version of muxcluster that this one cannot replace while it"
+            " serves: `muxcluster down` it with that version, then `up`"
+        )
+    return unpacked(data)

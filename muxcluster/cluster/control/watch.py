@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -11,6 +12,7 @@ from muxcluster.cluster.state.desired import Record
 from muxcluster.cluster.state.reconcile import ObservedUnit, Phase
 from muxcluster.cluster.units.actors import find_actor
 from muxcluster.cluster.units.report import UnitReport
+from muxcluster.core.inputs.carried import is_older, talks_to
 
 logger = logging.getLogger(__name__)
 
@@ -121,5 +123,20 @@ class UnitWatch:
             self.hear(Phase.FAILED, UnitReport(Phase.FAILED, str(error).splitlines()[0]))
         else:
             self._misses = 0
+            reason = misfit(report, self.record.target.version)
+            if reason is not None:
+                report = replace(report, phase=Phase.FAILED, reason=reason)
             self.hear(report.phase, report)
         return actor
+
+
+def misfit(report: UnitReport, wanted: str) -> str | None:
+    """Return why a unit cannot serve with the version of muxcluster in its process, else None.
+
+    A newer one than `wanted` can: it is installed before the cluster is told to change to it.
+    """
+    if not talks_to(report.wire):
+        return f"muxcluster {report.version} on its node does not work together with this one"
+    if is_older(report.version, wanted):
+        return f"its node has muxcluster {report.version}, and {wanted} is wanted: install it there"
+    return None

@@ -1,8 +1,11 @@
 """The ingress replica: takes HTTP and Python calls and sends them to the units over zmq."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,12 @@ from muxcluster.cluster.ray.application import APP
 from muxcluster.cluster.ray.nodes import HEAD_RESOURCE
 from muxcluster.cluster.ray.privacy import keep_replica_on_loopback
 from muxcluster.cluster.ray.process_logs import log_as
+from muxcluster.core.directory import Directory
 from muxcluster.core.errors import EngineFailure, NotReady
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.http.app import AppParts, create_app
 from muxcluster.http.calls.choice import ChoiceDelta
+from muxcluster.http.keys.ring import KeyRing
 from muxcluster.http.metrics import request_log
 from muxcluster.http.server import audit
 from muxcluster.http.server.connection import HeadLimits
@@ -34,10 +39,29 @@ from muxcluster.http.settings import ApiSettings
 from muxcluster.router.fleet import ClusterBackend
 from muxcluster.router.unit_links import UnitLinks, keep_in_step
 
+logger = logging.getLogger(__name__)
+
 INGRESS = "ingress"
 VIEW_TIMEOUT_S = 15.0  # the controller asks the units first
 # A Ray item costs 0.2-0.5 ms: a Python caller's stream gets at most 40 a second per choice
 ITEM_PERIOD_S = 0.025
+LEAVE_PERIOD_S = 1.0  # how often an ingress that leaves says how far it is
+# One beside others listens when every model is up, but no later: a unit may be gone for long.
+READY_S = 30.0
+READY_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """How Serve runs the ingresses of a deployment.
+
+    version: replicas of the same version are left as they are; None replaces all.
+    """
+
+    num_nodes: int = 1  # with a replica each
+    is_on_head: bool = False  # one replica there instead
+    version: str | None = None
+    is_beside: bool = False  # others listen at their addresses, which leave soon or stand in
 
 
 class Ingress:
@@ -48,7 +72,11 @@ class Ingress:
     """
 
     def __init__(
-        self, settings: ApiSettings, controller: Any, listen: HttpAddress | None = None
+        self,
+        settings: ApiSettings,
+        controller: Any,
+        listen: HttpAddress | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
         log_as("ingress")
         keep_replica_on_loopback()
@@ -74,10 +102,17 @@ class Ingress:
         self._service: CompletionService | None = None
         self._watch: asyncio.Task[None] | None = None
         self._listen = listen
+        self._replicas = replicas or Replicas()
         self._listeners: list[Listener] = []
+        self._name = uuid.uuid4().hex
+        self._leaving: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that Serve routes HTTP to; a hook, on its event loop."""
+        self._watch = asyncio.create_task(keep_in_step(self._unit_links, self._directory))
+        if self._replicas.is_beside:
+            # the application reads the tokenizers of the models that are known by then
+            await _wait_for(self._backend.ready)
         app = create_app(
             self._backend,
             self._settings,
@@ -89,12 +124,13 @@ class Ingress:
         app.add_api_route("/status", self.status, methods=["GET"])
         app.add_api_route("/timeline", self.timeline, methods=["GET"])
         self._service = app.state.service
-        self._watch = asyncio.create_task(
-            keep_in_step(self._unit_links, self._controller.directory)
-        )
         if self._listen is not None:
             app.add_api_route("/-/healthz", _serve_healthz, include_in_schema=False)
             app.add_api_route("/-/routes", _serve_routes, include_in_schema=False)
+            if self._replicas.is_beside:
+                keys: KeyRing = app.state.keys
+                keys.start()
+                await _wait_for(lambda: keys.are_known)
             await self._start_listening(app, self._listen)
         return app
 
@@ -116,7 +152,26 @@ class Ingress:
                 num_ports=len(ports),
             )
             self._listeners.append(listener)
-            await listener.start(through(port, app))
+            await listener.start(through(port, app), is_beside=self._replicas.is_beside)
+
+    async def _directory(self, known_version: str | None) -> Directory | None:
+        """As `ControllerCalls.directory`; begins to leave where the directory says so."""
+        directory = await self._controller.directory(known_version)
+        version = self._replicas.version
+        if directory is not None and version is not None and directory.leaving == version:
+            self._leaving = self._leaving or asyncio.create_task(self._leave(version))
+        return directory
+
+    async def _leave(self, version: str) -> None:
+        """Finish the answers that are open, and tell the controller when that is done."""
+        logger.info("others take new connections; %d ports leave", len(self._listeners))
+        limit_s = self._settings.request_timeout_s
+        leaving = asyncio.gather(*(each.leave(limit_s) for each in self._listeners))
+        while True:
+            with suppress(NotReady):
+                told = (self._name, version, leaving.done())
+                await self._controller.ask(Controller.note_leaving, *told)
+            await asyncio.sleep(LEAVE_PERIOD_S)
 
     async def generate(
         self, prompt: str | Sequence[Any], **fields: Any
@@ -169,11 +224,21 @@ class Ingress:
             raise EngineFailure("the ingress no longer follows the directory")
 
     async def __del__(self) -> None:
+        if self._leaving is not None:
+            self._leaving.cancel()
         for listener in reversed(self._listeners):
             await listener.close()
         if self._watch is not None:
             self._watch.cancel()
         await self._unit_links.close()
+
+
+async def _wait_for(is_so: Callable[[], bool]) -> None:
+    """Wait, for at most `READY_S` s, until an ingress can answer as well as those beside it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(READY_S):
+            while not is_so():
+                await asyncio.sleep(READY_POLL_S)
 
 
 async def _serve_healthz() -> str:
@@ -213,30 +278,29 @@ def ingress_deployment(
     settings: ApiSettings,
     controller: Any,
     listen: HttpAddress | None = None,
-    num_nodes: int = 1,
-    version: str | None = None,
-    *,
-    is_on_head: bool = False,
+    replicas: Replicas | None = None,
 ) -> Any:
     """Return a bound Serve deployment of the ingress.
 
-    It has a replica on each of `num_nodes` nodes, or one on the head. controller: bound. listen: as
-    for `Ingress`, the same port on every node. version: replicas of the same version are left as
-    they are; None replaces all.
+    controller: bound. listen: as for `Ingress`, the same port on every node.
+    replicas: None for one.
     """
-    resources = {HEAD_RESOURCE: 0.001} if is_on_head else {}
+    replicas = replicas or Replicas()
+    resources = {HEAD_RESOURCE: 0.001} if replicas.is_on_head else {}
     deployment = serve.deployment(
         serve.ingress()(Ingress),
         name=INGRESS,
-        num_replicas=1 if is_on_head else num_nodes,
+        num_replicas=1 if replicas.is_on_head else replicas.num_nodes,
         max_replicas_per_node=1,
+        # while others stand in all may be replaced at once, else one by one
+        rolling_update_percentage=1.0 if replicas.is_beside else 0.2,
         # Our own queues are bounded (429); what Serve holds back would wait in the proxy instead.
         max_ongoing_requests=100_000,
         ray_actor_options={"num_cpus": 0, "resources": resources},
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=10.0,
     )
-    if version is not None:
+    if replicas.version is not None:
         # Serve gives each `run` a version of its own, and replaces all replicas of another one.
-        deployment = deployment.options(version=version, _internal=True)
-    return deployment.bind(settings, controller, listen)
+        deployment = deployment.options(version=replicas.version, _internal=True)
+    return deployment.bind(settings, controller, listen, replicas)

@@ -14,22 +14,24 @@ from ray.serve.schema import ApplicationStatus
 
 from muxcluster.batch.service.settings import BatchSettings
 from muxcluster.cluster.control.deployed import controller_deployment
-from muxcluster.cluster.ingress.ingress import ingress_deployment
+from muxcluster.cluster.ingress.ingress import Replicas, ingress_deployment
 from muxcluster.cluster.ingress.key_host import key_settings_of
-from muxcluster.cluster.ray.application import APP, SERVE_LOGGING, raised_line
+from muxcluster.cluster.ray.application import APP, SERVE_LOGGING, STAND_IN, raised_line
 from muxcluster.cluster.ray.nodes import planning_nodes, ray_nodes
+from muxcluster.cluster.state.edge import stand_in_version
 from muxcluster.cluster.state.fitting import desired_of
 from muxcluster.config.hub import Fetching, Wanted
 from muxcluster.config.load import Config, load_config
 from muxcluster.config.planner_input import nodes_of
 from muxcluster.config.planning import plan_for
 from muxcluster.core.errors import ConfigError, EngineFailure
+from muxcluster.core.inputs.carried import Carried
 from muxcluster.core.inputs.image_rules import ImageLimits
 from muxcluster.core.inputs.tls_files import TlsFiles
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.http.settings import ApiSettings, ConnectionLimits, QueueLimits, StoreSettings
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0  # of ingresses, whose processes start beside others
 # Nodes of a cloud take minutes to join, those that pull an image with CUDA libraries more.
 JOIN_TIMEOUT_S = 1800.0
 POLL_S = 0.1
@@ -52,37 +54,81 @@ class ServeArgs(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Ingresses:
+class Ingresses(Carried):
     """The ingresses that the controller has Serve run: an `Edge`.
 
     listen: where each ingress itself listens on its node; None leaves HTTP to Serve's proxy.
-    is_everywhere: one ingress on each node, else one on the head.
+    is_everywhere: one ingress on each node, else one on the head. version: as `Edge.version`; empty
+    for a hash of the other fields, made once: another version of muxcluster may have other fields.
     """
 
     settings: ApiSettings
     listen: HttpAddress | None
     is_everywhere: bool = True
+    version: str = ""
 
-    def deploy(self, controller: Any, num_nodes: int) -> None:
-        """As `Edge.deploy`; replaces ingresses with other settings one by one."""
+    def __post_init__(self) -> None:
+        if not self.version:
+            content = repr((self.settings, self.listen, self.is_everywhere))
+            version = hashlib.sha256(content.encode()).hexdigest()[:16]
+            object.__setattr__(self, "version", version)
+
+    def at(self, address: HttpAddress) -> "Ingresses":
+        """Return the same ingresses at another address."""
+        return replace(self, listen=address, version="")
+
+    @property
+    def listens(self) -> bool:
+        """As `Edge.listens`."""
+        return self.listen is not None
+
+    @property
+    def drain_s(self) -> float:
+        """As `Edge.drain_s`."""
+        return self.settings.request_timeout_s
+
+    def count(self, num_nodes: int) -> int:
+        """As `Edge.count`."""
+        return num_nodes if self.is_everywhere else 1
+
+    def deploy(self, controller: Any, num_nodes: int, *, is_beside: bool) -> None:
+        """As `Edge.deploy`."""
+        self._run(APP, controller, self._replicas(num_nodes, self.version, is_beside=is_beside))
+
+    def stand_in(self, controller: Any, num_nodes: int) -> None:
+        """As `Edge.stand_in`."""
+        version = stand_in_version(self.version)
+        try:
+            replicas = self._replicas(num_nodes, version, is_beside=True)
+            self._run(STAND_IN, controller, replicas)
+        except EngineFailure:
+            self.end_stand_in()
+            raise
+
+    def has_stand_in(self) -> bool:
+        """As `Edge.has_stand_in`."""
+        return STAND_IN in serve.status().applications
+
+    def end_stand_in(self) -> None:
+        """As `Edge.end_stand_in`."""
+        serve.delete(STAND_IN)
+
+    def _replicas(self, num_nodes: int, version: str, *, is_beside: bool) -> Replicas:
+        return Replicas(num_nodes, not self.is_everywhere, version, is_beside)
+
+    def _run(self, name: str, controller: Any, replicas: Replicas) -> None:
+        """Run them as the application `name`, and wait until they answer. Raises EngineFailure."""
         settings = self.settings
         if self.listen is None:
             # Serve's proxy has set X-Request-Id already.
             settings = replace(settings, request_id_header=False)
-        version = hashlib.sha256(repr(self).encode()).hexdigest()[:16]
-        application = ingress_deployment(
-            settings,
-            controller,
-            self.listen,
-            num_nodes,
-            version,
-            is_on_head=not self.is_everywhere,
-        )
+        application = ingress_deployment(settings, controller, self.listen, replicas)
         serve.start(http_options={"location": "NoServer"}, logging_config=dict(SERVE_LOGGING))
-        target = serve.RunTarget(application, name=APP, route_prefix="/")
+        prefix = "/" if name == APP else None
+        target = serve.RunTarget(application, name=name, route_prefix=prefix)
         # It must not wait for ever for a node that went away since it was counted.
         serve.run_many([target], wait_for_applications_running=False)
-        _wait_running()
+        _wait_running(name)
 
 
 def app(args: ServeArgs) -> Any:
@@ -198,11 +244,11 @@ def ingresses_of(config: Config) -> Ingresses:
     return Ingresses(settings_of(config), listen, server.ingresses == "every-node")
 
 
-def _wait_running() -> None:
-    """Wait until all ingresses answer. Raises EngineFailure if they do not."""
+def _wait_running(name: str) -> None:
+    """Wait until all ingresses of an application answer. Raises EngineFailure if they do not."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
-        found = serve.status().applications.get(APP)
+        found = serve.status().applications.get(name)
         if found is not None and found.status is ApplicationStatus.RUNNING:
             return
         is_late = time.monotonic() > deadline

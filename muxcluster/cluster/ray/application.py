@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 APP = "muxcluster"
+STAND_IN = "muxcluster-stand-in"  # the ingresses that answer while those of `APP` are replaced
 SERVE_LOGGING: Mapping[str, Any] = MappingProxyType(
     {"log_level": "WARNING", "enable_access_log": False}
 )

@@ -4,10 +4,12 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 
+from muxcluster import __version__
 from muxcluster.cluster.state.edge import Edge
 from muxcluster.cluster.state.reconcile import Mesh, WantedUnit
 from muxcluster.config.load import Config
 from muxcluster.core.directory import KeyPair
+from muxcluster.core.inputs.carried import Carried
 from muxcluster.core.served import ServedModel
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.placement.plan import Plan, PlannedUnit
@@ -15,22 +17,25 @@ from muxcluster.placement.problem import Node
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Target(Carried):
     """A desired unit: `spec`, as planned in `planned`."""
 
     spec: UnitSpec
     planned: PlannedUnit
     num_gpus: float  # GPUs that Ray assigns
+    # Of muxcluster, that its processes should have. Units of another one are replaced.
+    version: str = __version__
 
     @property
     def wanted(self) -> WantedUnit:
         """The same unit for the reconciler."""
         mesh = Mesh(self.planned.node, self.planned.gpus)
-        return WantedUnit(key_of(self.spec), mesh, frozenset(m.name for m in self.spec.models))
+        key = f"{key_of(self.spec)}-{self.version}"
+        return WantedUnit(key, mesh, frozenset(m.name for m in self.spec.models))
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Record(Carried):
     """A unit that was started under `name` (its spec's unit_id) on the Ray node `node_id`."""
 
     name: str
@@ -39,7 +44,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Desired:
+class Desired(Carried):
     """One generation of the desired state."""
 
     config: Config  # as given by the user
@@ -57,11 +62,12 @@ class Desired:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class State(Carried):
     """Everything that a controller needs to continue another one's work."""
 
     desired: Desired | None = None
     edge: Edge | None = None  # the ingresses; None if somebody else runs them
+    edge_deployed: Edge | None = None  # the last ones that ran on all nodes
     records: tuple[Record, ...] = ()
     serial: int = 0  # of the last started unit; no name is used twice
     client_key: KeyPair | None = None  # lets ingresses into units on tcp

@@ -6,6 +6,7 @@ If not all models fit, the ones worth most do.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from muxcluster import __version__
 from muxcluster.cluster.state.desired import Desired, Target
 from muxcluster.config.load import Config, ConfiguredModel
 from muxcluster.config.planning import plan_for
@@ -49,6 +50,21 @@ def desired_of(
         tuple((backlogs_of(config) if backlogs is None else backlogs).items()),
         any(not node.gpu.is_cpu for node in nodes),
     )
+
+
+def renewed(desired: Desired) -> Desired:
+    """Return the same plan for processes of this version of muxcluster; `desired` if it is that."""
+    if all(target.version == __version__ for target in desired.targets):
+        return desired
+    found = desired_of(
+        desired.config,
+        desired.plan,
+        desired.nodes,
+        desired.unplaced,
+        dict(desired.rates),
+        dict(desired.backlogs),
+    )
+    return replace(found, needs_gpus=desired.needs_gpus)
 
 
 def at_rates(config: Config, rates: Mapping[str, float]) -> Config:

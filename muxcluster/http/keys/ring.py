@@ -88,8 +88,8 @@ class KeyRing:
         return None if key is None or self._service is None else Meter(key, self)
 
     def start(self) -> None:
-        """Begin to follow the keys and to settle. Call it on the event loop."""
-        if self._service is not None:
+        """Begin to follow the keys and to settle. Call it on the event loop. Idempotent."""
+        if self._service is not None and not self._tasks:
             follow = asyncio.create_task(self._follow(self._service))
             settle = asyncio.create_task(self._settle_all(self._service))
             self._tasks = (follow, settle)

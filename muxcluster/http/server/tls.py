@@ -89,13 +89,17 @@ class Greeter:
         self._renewal = asyncio.create_task(self._renew())
         self._watch()
 
-    def close(self) -> None:
-        """Stop listening and end handshakes; connections stay. Idempotent."""
+    def stop_listening(self) -> None:
+        """Accept no more connections; handshakes go on. Idempotent."""
         if self._retry is not None:
             self._retry.cancel()
         if self._listening.fileno() >= 0:
             self._loop.remove_reader(self._listening)
             self._listening.close()
+
+    def close(self) -> None:
+        """Stop listening and end handshakes; connections stay. Idempotent."""
+        self.stop_listening()
         for task in (self._renewal, *self._greetings):
             task.cancel()
 

@@ -1,0 +1,1 @@
+"""Changes of settings and versions of a running cluster."""
