@@ -1,4 +1,4 @@
-"""The published runs' own scheduler: every process of a model has one SM share, given out to 120 %.
+"""The published runs' own scheduler (ADBS): every process of a model has one SM share.
 
 Read from the reference's public code (muxserve/muxsched/scheduler.py and resource.py, commit
 2249cfa), so that what is simulated is what was measured. Ours (`scheduling/lanes/adbs.py`) chooses
@@ -29,7 +29,7 @@ def share_of(part: float) -> float:
 
 
 def workers_of(models: Sequence[Served]) -> tuple[WorkerSpec, ...]:
-    """Return a worker for prefills, of which one runs at a time, and one a model for its decodes."""
+    """Return a worker for prefills, one at a time, and one a model for its decodes."""
     prefills = sorted({part_of(model.prefill_share) for model in models})
     return (
         WorkerSpec(0, tuple(prefills), frozenset({Phase.PREFILL})),
@@ -85,7 +85,7 @@ class ReferenceLane:
 
 
 def _in_turn(view: LaneView, phase: Phase) -> list[ModelState]:
-    """Models with idle work of `phase` and no running job of it, after the last one that had one."""
+    """Models with idle work of `phase` and no running job of it, those after the last one first."""
     has_work = view.has_prefill_work if phase is Phase.PREFILL else view.has_decode_work
     busy, models = view.shares.running_models(phase), view.models
     turns = [view.last_turn(model, phase) for model in models]

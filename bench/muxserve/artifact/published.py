@@ -27,7 +27,7 @@ Row = dict[str, str]
 _SHAREGPT_TOKENS = 416
 _WEIGHTS_GB = {"llama-7b": 14, "llama-13b": 26, "llama-30b": 60, "llama-65b": 130}
 # SM shares: of prefills by kind, as in every recorded placement; of prefills and decodes of models
-# that share their GPUs with nobody at a time.
+# that run one job at a time.
 _PREFILL_SHARES = {"llama-7b": 0.8, "llama-13b": 0.9, "llama-30b": 1.0, "llama-65b": 1.0}
 _ALONE = (1.0, 0.9)
 
@@ -68,6 +68,7 @@ class Run:
     point: str  # such as "chatlmsys_c500" or "synth19_a0.7_s0.5"
     system: str
     meshes: tuple[Mesh, ...]
+    schedule: str = "adbs"  # "adbs" or "fcfs": with which of their schedulers it was run
 
     @property
     def models(self) -> tuple[Served, ...]:
@@ -128,18 +129,15 @@ def _recorded_mesh(
 ) -> Mesh:
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     models = tuple(
-        _recorded_model(
-            rows[model["name"]],
-            model["mps_percentage"],
-            rates[model["name"]],
-            outputs[model["name"]],
-        )
+        _recorded_model(rows[model["name"]], rates[model["name"]], outputs[model["name"]])
         for model in document["models"]
     )
     return Mesh(document["num_gpus"], document["gpu_memory_utilization"], models)
 
 
-def _recorded_model(row: Row, percentages: Sequence[int], rate: float, output: float) -> Served:
+def _recorded_model(row: Row, rate: float, output: float) -> Served:
+    # Five shares of these runs are not those of their placements.
+    percentages = [int(each) for each in row["mps"].split("/")]
     count, per_s = int(row["request_num"]), float(row["throughput"])
     tokens = float(row["tokens_throughput"]) / per_s
     return Served(
@@ -165,7 +163,8 @@ def _synthetic(folder: Path) -> Iterator[Run]:
         rates = read_point_rates(folder / "planner_points.json", point)
         rate_of = {rate.name: rate.rate_per_s for rate in rates}
         decode_of = read_decode_shares(folder / "planner_points.json", point)
-        yield Run(point, system, tuple(_synthetic_meshes(system, rows, rate_of, decode_of)))
+        meshes = tuple(_synthetic_meshes(system, rows, rate_of, decode_of))
+        yield Run(point, system, meshes, "fcfs" if system == "temporal" else "adbs")
 
 
 def _synthetic_meshes(

@@ -90,27 +90,26 @@ def units_of_run(run: Run, cost: Cost) -> tuple[SimUnit, ...]:
 def _unit(run: Run, mesh: Mesh, unit_id: str, cost: Cost) -> SimUnit:
     width = block_bytes(_BLOCK_TOKENS, _ITEMSIZE)
     pool = int(mesh.kv_share * mesh.tp * GPU.memory_bytes)
-    is_shared = run.system == "muxserve"
+    is_adbs = run.schedule == "adbs"
     spec = UnitSpec(
         unit_id=unit_id,
         models=tuple(_model(model, pool, mesh.tp) for model in mesh.models),
         num_blocks=pool // width // mesh.tp,
         block_bytes=width,
-        workers=workers_of(mesh.models) if is_shared else (WorkerSpec(0, (1.0,)),),
+        workers=workers_of(mesh.models),
         scheduler=SchedulerSpec(
-            lane="adbs" if is_shared else "temporal",
+            lane="adbs" if is_adbs else "temporal",
             token_budget=_TOKEN_BUDGET,
             max_decode_rows=_MAX_SEQS,
             quota_period_s=_QUOTA_PERIOD_S,
         ),
         tp=mesh.tp,
     )
-    real_share: Callable[[float], float] = share_of if is_shared else float
     models = {
-        model.name: SimModel(SHAPES[model.shape], ReferenceCost(cost, model.shape, real_share))
+        model.name: SimModel(SHAPES[model.shape], ReferenceCost(cost, model.shape, share_of))
         for model in mesh.models
     }
-    return SimUnit(spec, models, lane=ReferenceLane(mesh.models) if is_shared else None)
+    return SimUnit(spec, models, lane=ReferenceLane(mesh.models) if is_adbs else None)
 
 
 def _model(model: Served, pool: int, tp: int) -> ModelSpec:
