@@ -23,6 +23,7 @@ _TOKEN_BUDGET = 2048
 _QUOTA_PERIOD_S = 8.0
 _MAX_MODEL_LEN = 2048
 _MAX_SEQS = 2048
+_FCFS_SEQS = 256  # `max_num_seqs` of their files, which only that schedule goes by
 _UPLOAD_S = {"llama-7b": 1.0e-4, "llama-13b": 0.8e-4}
 # Block tables sent to the GPU in each decode step, a sequence (ESTIMATOR.md).
 _UPLOAD_LARGE_S = 0.7e-4
@@ -93,7 +94,7 @@ def _unit(run: Run, mesh: Mesh, unit_id: str, cost: Cost) -> SimUnit:
     is_adbs = run.schedule == "adbs"
     spec = UnitSpec(
         unit_id=unit_id,
-        models=tuple(_model(model, pool, mesh.tp) for model in mesh.models),
+        models=tuple(_model(model, pool, mesh.tp, is_adbs) for model in mesh.models),
         num_blocks=pool // width // mesh.tp,
         block_bytes=width,
         workers=workers_of(mesh.models),
@@ -112,11 +113,11 @@ def _unit(run: Run, mesh: Mesh, unit_id: str, cost: Cost) -> SimUnit:
     return SimUnit(spec, models, lane=ReferenceLane(mesh.models) if is_adbs else None)
 
 
-def _model(model: Served, pool: int, tp: int) -> ModelSpec:
+def _model(model: Served, pool: int, tp: int, is_adbs: bool) -> ModelSpec:
     """One rank's part, of a pool of all ranks."""
     shape = SHAPES[model.shape]
     kv = KvShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, _ITEMSIZE)
-    seqs = pool // (_QUOTA_TOKENS * kv.bytes_per_token)
+    seqs = pool // (_QUOTA_TOKENS * kv.bytes_per_token) if is_adbs else _FCFS_SEQS
     return ModelSpec(
         name=model.name,
         path="",
