@@ -38,14 +38,22 @@ def parts(problem: Problem, plan: Plan) -> dict[str, float]:
     return {each.name: served[each.name] / each.rate for each in problem.demands}
 
 
-SHORT = Problem(
-    (demand("small", "llama-2-7b", 60.0), demand("large", "qwen2.5-32b", 12.0)), NODE
-)
+SHORT = Problem((demand("small", "llama-2-7b", 60.0), demand("large", "qwen2.5-32b", 12.0)), NODE)
 
 
-def test_a_large_model_gets_as_much_of_its_rate_as_a_small_one() -> None:
-    most = place(SHORT, time_limit_s=0)
-    fair = place(replace(SHORT, objective="fair"), time_limit_s=0)
+@pytest.fixture(scope="module")
+def most() -> Plan:
+    """The plan for requests/s of a cluster that is short."""
+    return place(SHORT, time_limit_s=0)
+
+
+@pytest.fixture(scope="module")
+def fair() -> Plan:
+    """The fair plan of the same."""
+    return place(replace(SHORT, objective="fair"), time_limit_s=0)
+
+
+def test_a_large_model_gets_as_much_of_its_rate_as_a_small_one(most: Plan, fair: Plan) -> None:
     assert violations(fair, SHORT) == []
     starved, even = parts(SHORT, most), parts(SHORT, fair)
     assert starved["large"] < 0.5 * starved["small"]
@@ -57,21 +65,19 @@ def test_a_large_model_gets_as_much_of_its_rate_as_a_small_one() -> None:
 
 
 def served(problem: Problem, plan: Plan) -> dict[str, float]:
-    """Part of what each model is asked that is served in a simulated minute."""
+    """Part of what each model is asked that is served in simulated seconds."""
     lengths = Independent(*(LogNormal.of_mean(mean, {50: 0.6 * mean}) for mean in (161.0, 338.0)))
     sources = tuple(Source(each.name, Poisson(each.rate), lengths) for each in problem.demands)
-    case = Case(system_named("muxserve"), plan, problem, Synthetic(sources), duration_s=60.0)
+    case = Case(system_named("muxserve"), plan, problem, Synthetic(sources), duration_s=20.0)
     report = run_case(case)
     return {name: group.served_share or 0.0 for name, group in report.models.items()}
 
 
-def test_what_a_fair_plan_promises_is_what_is_simulated() -> None:
-    most = served(SHORT, place(SHORT, time_limit_s=0))
-    fair = served(SHORT, place(replace(SHORT, objective="fair"), time_limit_s=0))
-    assert min(fair.values()) > 1.5 * min(most.values())
+def test_what_a_fair_plan_promises_is_what_is_simulated(most: Plan, fair: Plan) -> None:
+    assert min(served(SHORT, fair).values()) > 1.5 * min(served(SHORT, most).values())
 
 
-@settings(deadline=None, max_examples=examples(4, 30))
+@settings(deadline=None, max_examples=examples(2, 30))
 @given(
     wanted=st.lists(
         st.tuples(st.sampled_from(("llama-2-7b", "llama-2-13b", "qwen2.5-32b")), st.floats(1, 40)),
@@ -103,12 +109,13 @@ def test_where_all_is_served_the_plan_is_that_of_the_most_requests() -> None:
     assert (fair.units, fair.score) == (most.units, pytest.approx(1.0))
 
 
-def test_a_fair_plan_in_force_is_kept() -> None:
-    problem = replace(SHORT, objective="fair")
-    first = place(problem, time_limit_s=0)
-    again = place(problem, time_limit_s=0, current=first)
+def test_a_fair_plan_in_force_is_kept(fair: Plan) -> None:
+    again = place(replace(SHORT, objective="fair"), time_limit_s=0, current=fair)
     where = [
-        sorted((unit.node, unit.gpus, tuple(model.name for model in unit.models)) for unit in plan.units)
-        for plan in (first, again)
+        sorted(
+            (unit.node, unit.gpus, tuple(model.name for model in unit.models))
+            for unit in plan.units
+        )
+        for plan in (fair, again)
     ]
     assert where[0] == where[1]

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from bench.muxserve.artifact.lane import ReferenceLane, share_of, workers_of
 from bench.muxserve.artifact.published import Mesh, Run, Served
-from muxcluster.core.job import WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.placement.cost import Cost
