@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from muxcluster.core.errors import ConfigError
 from muxcluster.workload.files.rows import Row, csv_rows, json_document
@@ -49,42 +48,18 @@ def read_arena_rates(path: Path) -> dict[str, float]:
 def read_point_rates(path: Path, point: str) -> tuple[ModelRate, ...]:
     """The models of one point of `planner_points.json`. Raises ConfigError; for a name that is not
     there it lists those that are."""
-    rows = _rows(path, f"{point}.models", _point(path, point).get("models"))
-    return tuple(ModelRate(row.text("name"), row.text("model"), row.number("rate")) for row in rows)
-
-
-def read_decode_shares(path: Path, point: str) -> dict[tuple[str, int], float]:
-    """(model, GPUs of its mesh) to the SM share of its decodes, as MuxServe's planner chose it.
-
-    Of the `parallel_candidates` of one point of `planner_points.json`. Raises ConfigError.
-    """
-    key = f"{point}.parallel_candidates"
-    candidates = _point(path, point).get("parallel_candidates")
-    if not isinstance(candidates, dict):
-        raise ConfigError(path, key, "expected candidates by model")
-    return {
-        (name, row.whole("ngpus", 1)): row.number("decode_sm") / 100
-        for name, found in candidates.items()
-        for row in _rows(path, f"{key}.{name}", found)
-    }
-
-
-def _point(path: Path, name: str) -> dict[str, Any]:
     document = json_document(path)
     if not isinstance(document, list) or not all(isinstance(item, dict) for item in document):
         raise ConfigError(path, "", "expected a list of points")
-    points: dict[Any, dict[str, Any]] = {item.get("name"): item for item in document}
-    if name not in points:
+    points = {item.get("name"): item for item in document}
+    if point not in points:
         names = ", ".join(map(str, points))
-        raise ConfigError(path, name, f"expected one of {names}")
-    return points[name]
-
-
-def _rows(path: Path, key: str, found: object) -> list[Row]:
-    """Entries of a list of objects. Raises ConfigError where it is none."""
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise ConfigError(path, key, "expected a list of objects")
-    return [Row(path, None, item) for item in found]
+        raise ConfigError(path, point, f"expected one of {names}")
+    models = points[point].get("models")
+    if not isinstance(models, list) or not all(isinstance(item, dict) for item in models):
+        raise ConfigError(path, f"{point}.models", "expected a list of models")
+    rows = [Row(path, None, item) for item in models]
+    return tuple(ModelRate(row.text("name"), row.text("model"), row.number("rate")) for row in rows)
 
 
 def _nearest_column(row: Row, condense: int) -> tuple[str, int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.traces.alpaca import read_alpaca_lengths
-from bench.traces.muxserve import read_chatlmsys_rates, read_decode_shares, read_point_rates
+from bench.traces.muxserve import read_chatlmsys_rates, read_point_rates
 from bench.traces.servegen import read_servegen, read_total_rates
 from bench.traces.servegen_offline import read_servegen_offline
 from bench.traces.vidur import read_vidur_lengths
@@ -65,21 +65,6 @@ ALPACA = "prompt_idx,prompt_chars,m:chars\n0,100,50\n"
         (lambda p: read_point_rates(p, "x"), "{}", "f: expected a list"),
         (lambda p: read_point_rates(p, "x"), '[{"name": "x"}]', "f: x.models: expected a list"),
         (lambda p: read_point_rates(p, "x"), "[\n", "f:2: not JSON"),
-        (
-            lambda p: read_decode_shares(p, "x"),
-            '[{"name": "x"}]',
-            "f: x.parallel_candidates: expected candidates",
-        ),
-        (
-            lambda p: read_decode_shares(p, "x"),
-            '[{"name": "x", "parallel_candidates": {"m": 1}}]',
-            "f: x.parallel_candidates.m: expected a list",
-        ),
-        (
-            lambda p: read_decode_shares(p, "x"),
-            '[{"name": "x", "parallel_candidates": {"m": [{"ngpus": 0}]}}]',
-            "f: ngpus: expected a whole number",
-        ),
         (read_total_rates, "t_s,m\n0,1\n500,1\n", "f:3: t_s: expected a row every 600 s"),
         (read_vidur_lengths, "num_prefill_tokens,num_decode_tokens\n", "f: expected rows"),
         (read_vidur_lengths, "num_prefill_tokens,num_decode_tokens\n1,0\n", "f:2: num_decode"),

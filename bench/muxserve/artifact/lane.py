@@ -1,4 +1,4 @@
-"""The published runs' own scheduler (ADBS): every process of a model has one SM share.
+"""The scheduler of the published runs (ADBS): every process of a model has one SM share.
 
 Read from the reference's public code (muxserve/muxsched/scheduler.py and resource.py, commit
 2249cfa), so that what is simulated is what was measured. Ours (`scheduling/lanes/adbs.py`) chooses

@@ -11,7 +11,6 @@ import yaml
 from bench.traces.muxserve import (
     SHAREGPT_PROMPT_TOKENS,
     read_chatlmsys_rates,
-    read_decode_shares,
     read_point_rates,
 )
 
@@ -26,10 +25,6 @@ Row = dict[str, str]
 # 161 and 337, which would be 498; single requests took as long as about 250 output tokens do.
 _SHAREGPT_TOKENS = 416
 _WEIGHTS_GB = {"llama-7b": 14, "llama-13b": 26, "llama-30b": 60, "llama-65b": 130}
-# SM shares: of prefills by kind, as in every recorded placement; of prefills and decodes of models
-# that run one job at a time.
-_PREFILL_SHARES = {"llama-7b": 0.8, "llama-13b": 0.9, "llama-30b": 1.0, "llama-65b": 1.0}
-_ALONE = (1.0, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +63,8 @@ class Run:
     point: str  # such as "chatlmsys_c500" or "synth19_a0.7_s0.5"
     system: str
     meshes: tuple[Mesh, ...]
-    schedule: str = "adbs"  # "adbs" or "fcfs": with which of their schedulers it was run
+    # Its jobs had the SM shares of `meshes`, by their scheduler; else these were not recorded
+    has_shares: bool = False
 
     @property
     def models(self) -> tuple[Served, ...]:
@@ -98,7 +94,7 @@ def _chatlmsys(folder: Path) -> Iterator[Run]:
                 _recorded_mesh(path, by_name, rate_of, outputs)
                 for path in _placements(folder, system, condense)
             )
-            yield Run(f"chatlmsys_c{condense}", system, meshes)
+            yield Run(f"chatlmsys_c{condense}", system, meshes, has_shares=True)
 
 
 def _placements(folder: Path, system: str, condense: int) -> Sequence[Path]:
@@ -136,7 +132,7 @@ def _recorded_mesh(
 
 
 def _recorded_model(row: Row, rate: float, output: float) -> Served:
-    # Five shares of these runs are not those of their placements.
+    # Five shares of these runs are not those of their placements. Prefills have the larger one.
     percentages = [int(each) for each in row["mps"].split("/")]
     count, per_s = int(row["request_num"]), float(row["throughput"])
     tokens = float(row["tokens_throughput"]) / per_s
@@ -162,60 +158,36 @@ def _synthetic(folder: Path) -> Iterator[Run]:
     for (point, system), rows in groups.items():
         rates = read_point_rates(folder / "planner_points.json", point)
         rate_of = {rate.name: rate.rate_per_s for rate in rates}
-        decode_of = read_decode_shares(folder / "planner_points.json", point)
-        meshes = tuple(_synthetic_meshes(system, rows, rate_of, decode_of))
-        yield Run(point, system, meshes, "fcfs" if system == "temporal" else "adbs")
+        yield Run(point, system, tuple(_synthetic_meshes(system, rows, rate_of)))
 
 
 def _synthetic_meshes(
-    system: str,
-    rows: Sequence[Row],
-    rate_of: Mapping[str, float],
-    decode_of: Mapping[tuple[str, int], float],
+    system: str, rows: Sequence[Row], rate_of: dict[str, float]
 ) -> Iterator[Mesh]:
-    """decode_of: SM share of a model's decodes, by its name and the GPUs of its mesh."""
     by_device: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         # spatial: the number of GPUs that the model has to itself; else a mesh's name
         by_device[row["llm"] if system == "spatial" else row["device"]].append(row)
     for found in by_device.values():
         tp = int(found[0]["device"].removeprefix("mesh").partition("idx")[0])
-        models = tuple(
-            _synthetic_model(row, rate_of[row["llm"]], _shares(row, tp, decode_of)) for row in found
-        )
+        models = tuple(_synthetic_model(system, row, rate_of) for row in found)
         share = _SPATIAL_KV_SHARE if system == "spatial" else kv_share(tp, models)
         yield Mesh(tp, share, models)
 
 
-def _synthetic_model(row: Row, rate_per_s: float, shares: tuple[float, float]) -> Served:
-    prefill_share, decode_share = shares
+def _synthetic_model(system: str, row: Row, rate_of: dict[str, float]) -> Served:
+    shared = system == "muxserve"
     return Served(
         name=row["llm"],
         shape=row["model"],
-        rate_per_s=rate_per_s,
+        rate_per_s=rate_of[row["llm"]],
         count=int(row["n_total"]),
         prompt=SHAREGPT_PROMPT_TOKENS,
         output=_SHAREGPT_TOKENS - SHAREGPT_PROMPT_TOKENS,
-        prefill_share=prefill_share,
-        decode_share=decode_share,
+        prefill_share=0.9 if shared else 1.0,
+        decode_share=0.3 if shared else 0.9,
         measured_per_s=float(row["throughput_rps"]),
     )
-
-
-def _shares(row: Row, tp: int, decode_of: Mapping[tuple[str, int], float]) -> tuple[float, float]:
-    if row["system"] != "muxserve":
-        return _ALONE
-    return process_shares(row["model"], decode_of[row["llm"], tp])
-
-
-def process_shares(shape: str, planned_decode: float) -> tuple[float, float]:
-    """SM shares of a model's prefills and decodes under MuxServe.
-
-    Its planner gives the two processes of a model a share by its kind and one by its rate; the
-    scheduler then runs prefills in the larger one. planned_decode: what the planner chose by rate.
-    """
-    both = _PREFILL_SHARES[shape], planned_decode
-    return max(both), min(both)
 
 
 def kv_share(tp: int, models: Sequence[Served]) -> float:

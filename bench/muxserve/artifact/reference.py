@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from bench.muxserve.artifact.lane import ReferenceLane, share_of, workers_of
 from bench.muxserve.artifact.published import Mesh, Run, Served
+from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.placement.cost import Cost
@@ -22,7 +23,6 @@ _TOKEN_BUDGET = 2048
 _QUOTA_PERIOD_S = 8.0
 _MAX_MODEL_LEN = 2048
 _MAX_SEQS = 2048
-_FCFS_SEQS = 256  # `max_num_seqs` of their files, which only that schedule goes by
 _UPLOAD_S = {"llama-7b": 1.0e-4, "llama-13b": 0.8e-4}
 # Block tables sent to the GPU in each decode step, a sequence (ESTIMATOR.md).
 _UPLOAD_LARGE_S = 0.7e-4
@@ -90,33 +90,34 @@ def units_of_run(run: Run, cost: Cost) -> tuple[SimUnit, ...]:
 def _unit(run: Run, mesh: Mesh, unit_id: str, cost: Cost) -> SimUnit:
     width = block_bytes(_BLOCK_TOKENS, _ITEMSIZE)
     pool = int(mesh.kv_share * mesh.tp * GPU.memory_bytes)
-    is_adbs = run.schedule == "adbs"
+    lane = "adbs" if run.system == "muxserve" else "temporal"
     spec = UnitSpec(
         unit_id=unit_id,
-        models=tuple(_model(model, pool, mesh.tp, is_adbs) for model in mesh.models),
+        models=tuple(_model(model, pool, mesh.tp) for model in mesh.models),
         num_blocks=pool // width // mesh.tp,
         block_bytes=width,
-        workers=workers_of(mesh.models),
+        workers=workers_of(mesh.models) if run.has_shares else _workers(lane, mesh.models),
         scheduler=SchedulerSpec(
-            lane="adbs" if is_adbs else "temporal",
+            lane=lane,
             token_budget=_TOKEN_BUDGET,
             max_decode_rows=_MAX_SEQS,
             quota_period_s=_QUOTA_PERIOD_S,
         ),
         tp=mesh.tp,
     )
+    real_share: Callable[[float], float] = share_of if run.has_shares else float
     models = {
-        model.name: SimModel(SHAPES[model.shape], ReferenceCost(cost, model.shape, share_of))
+        model.name: SimModel(SHAPES[model.shape], ReferenceCost(cost, model.shape, real_share))
         for model in mesh.models
     }
-    return SimUnit(spec, models, lane=ReferenceLane(mesh.models) if is_adbs else None)
+    return SimUnit(spec, models, lane=ReferenceLane(mesh.models) if run.has_shares else None)
 
 
-def _model(model: Served, pool: int, tp: int, is_adbs: bool) -> ModelSpec:
+def _model(model: Served, pool: int, tp: int) -> ModelSpec:
     """One rank's part, of a pool of all ranks."""
     shape = SHAPES[model.shape]
     kv = KvShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, _ITEMSIZE)
-    seqs = pool // (_QUOTA_TOKENS * kv.bytes_per_token) if is_adbs else _FCFS_SEQS
+    seqs = pool // (_QUOTA_TOKENS * kv.bytes_per_token)
     return ModelSpec(
         name=model.name,
         path="",
@@ -131,3 +132,13 @@ def _model(model: Served, pool: int, tp: int, is_adbs: bool) -> ModelSpec:
         mean_output_tokens=model.output,
         weight_bytes=shape.active_params * _ITEMSIZE // tp,
     )
+
+
+def _workers(lane: str, models: Sequence[Served]) -> tuple[WorkerSpec, ...]:
+    if lane == "temporal":
+        return (WorkerSpec(0, (1.0,)),)
+    prefill = WorkerSpec(0, GPU.shares, frozenset({Phase.PREFILL}))
+    decodes = (
+        WorkerSpec(1 + index, GPU.shares, frozenset({Phase.DECODE})) for index in range(len(models))
+    )
+    return (prefill, *decodes)
