@@ -5,8 +5,7 @@ with MuxServe, spatial partitioning and temporal multiplexing) is simulated as i
 meshes and models, KV pools, SM shares where they are recorded, counts and rates, job times from the
 published profile plus the documented block-table upload. Throughput is taken as they took it: a
 model's requests over the time of its own last completion. No constant is fitted to any of these
-runs.
-See README.md in this folder for what is not known and how it was filled in.
+runs. See README.md in this folder for what is not known and how it was filled in.
 """
 
 import sys
