@@ -2,10 +2,10 @@
 
 Every published run (ChatLMSYS at two rates, 19 models at three popularities and four rates; each
 with MuxServe, spatial partitioning and temporal multiplexing) is simulated as it was run: its
-meshes and models, KV pools, sequence quotas, request counts and rates, job times from the published
-profile plus the documented block-table upload. Throughput is taken as they took it: a model's
-requests over the time of its own last completion. No constant is fitted to any of these runs.
-See README.md in this folder for what is not known and how it was filled in.
+meshes and models, KV pools, SM shares where they are recorded, counts and rates, job times from the
+published profile plus the documented block-table upload. Throughput is taken as they took it: a
+model's requests over the time of its own last completion. No constant is fitted to any of these
+runs. See README.md in this folder for what is not known and how it was filled in.
 """
 
 import sys

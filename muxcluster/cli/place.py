@@ -53,6 +53,7 @@ class Objective(StrEnum):
     THROUGHPUT = "throughput"
     WEIGHTED = "weighted"
     GOODPUT = "goodput"
+    FAIR = "fair"
     FEWEST_GPUS = "fewest-gpus"
 
 

@@ -307,9 +307,10 @@ class PolicySection(Section):
     (GPU: green contexts in one process per GPU), `none` (one job at a time, one process per GPU).
     `auto` on a GPU takes the first of `mps`, `green`, `none` that its node supports (a unit over
     several GPUs: of `green`, `none`), and logs which and why."""
-    objective: Literal["throughput", "weighted", "goodput", "fewest-gpus"] = "throughput"
+    objective: Literal["throughput", "weighted", "goodput", "fair", "fewest-gpus"] = "throughput"
     """What `place` maximises: requests/s; the same times the models' weights; those within the SLO;
-    or the fewest GPUs that meet all rates."""
+    the part of its rate that the model served least gets; or the fewest GPUs that meet all
+    rates."""
     block_tokens: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 16
     """Tokens of a KV block at head_dim 128 in the unit's KV dtype, a multiple of 8; other heads get
     as many as fit into as many bytes. The GPU kernels are compiled and tested for 16, 32 and 64:

@@ -16,6 +16,14 @@ from muxcluster.placement.problem import Problem
 from muxcluster.placement.search.assemble import planned_units
 from muxcluster.placement.search.backlog import judged_anew, with_backlogs
 from muxcluster.placement.search.baselines import memory_greedy, spatial
+from muxcluster.placement.search.fair import (
+    SEARCHES,
+    Candidate,
+    fairest,
+    least_part,
+    serves_all,
+    with_rates,
+)
 from muxcluster.placement.search.gpus import kinds_of
 from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, singles, value
 from muxcluster.placement.search.replan import continued, kept_units, matched, with_executions_kept
@@ -80,7 +88,8 @@ def place(
             raise ValueError("compat needs `curves`, the published profile")
         return place_compat(problem, read_curves(curves))
     builders = _Builders.of(problem)
-    found = _solver(method, current, time_limit_s)(builders)
+    solver = _solver(method, current, time_limit_s, is_fair=problem.objective == "fair")
+    found = solver(builders)
     placed = singles(found.units)
     if any(found.before):
         placed = with_executions_kept(builders.whole, placed, found.before)
@@ -97,23 +106,47 @@ def place(
 
 
 def _solver(
-    method: Method, current: Plan | None, time_limit_s: float
+    method: Method, current: Plan | None, time_limit_s: float, *, is_fair: bool
 ) -> Callable[[_Builders], _Found]:
     if method in ("spatial", "memory-greedy"):
         layout = spatial if method == "spatial" else memory_greedy
         return lambda builders: _Found(judged_anew(builders.whole, layout(builders.interactive)))
+    if is_fair:
+        return partial(_fair, current=current, time_limit_s=time_limit_s)
     prove = _exact if method == "exact" else _bounded
     return partial(prove, current=current, time_limit_s=time_limit_s)
+
+
+def _fair(builders: _Builders, *, current: Plan | None, time_limit_s: float) -> _Found:
+    """Return the layout that gives the greatest part of its rate to the model that gets least."""
+    problem = builders.whole.estimator.problem
+
+    def searched(part: float) -> Candidate | None:
+        scaled = _Builders.of(problem.at_rates(part)) if part < 1 else builders
+        end = time.perf_counter() + (time_limit_s / SEARCHES or math.inf)
+        found = _with_current(scaled, current, end)
+        units = with_rates(builders.whole, found.units, 1 / part)
+        if units is None:
+            return None
+        return Candidate(units, serves_all(scaled.interactive, found.units), found.before)
+
+    best = fairest(problem, searched)
+    return _Found(best.units, before=best.before)
 
 
 def _bounded(builders: _Builders, *, current: Plan | None, time_limit_s: float) -> _Found:
     """Return the search's layout and an upper bound of any."""
     end = time.perf_counter() + (time_limit_s or math.inf)
-    units = with_backlogs(builders.whole, _searched(builders.interactive, end), end)
-    found = _continued(builders.whole, units, current, effort(builders.whole, units))
+    found = _with_current(builders, current, end)
     builder = builders.interactive
     bound = upper_bound(builder, time_limit_s, reached=value(found.units))
     return replace(found, bound=_at_least(bound, builder, found.units))
+
+
+def _with_current(builders: _Builders, current: Plan | None, end: float) -> _Found:
+    """Return the search's layout, or what of the plan in force is not worth leaving for it."""
+    units = with_backlogs(builders.whole, _searched(builders.interactive, end), end)
+    return _continued(builders.whole, units, current, effort(builders.whole, units))
 
 
 def _exact(builders: _Builders, *, current: Plan | None, time_limit_s: float) -> _Found:
@@ -152,6 +185,8 @@ def _before(
 def _score(problem: Problem, units: Sequence[PlacedUnit]) -> float:
     if problem.objective == "fewest-gpus":
         return float(sum(unit.tp for unit in units))
+    if problem.objective == "fair":
+        return least_part(problem, units)
     return value(units)
 
 

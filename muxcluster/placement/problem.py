@@ -13,8 +13,9 @@ from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.shapes.shape import ModelShape
 
 # Score of a plan: served requests/s; the same, each times its model's weight; requests/s served
-# within the latency targets; GPUs used, the fewest that meet all rates.
-Objective = Literal["throughput", "weighted", "goodput", "fewest-gpus"]
+# within the latency targets; the part of its rate that the model served least gets; GPUs used, the
+# fewest that meet all rates.
+Objective = Literal["throughput", "weighted", "goodput", "fair", "fewest-gpus"]
 
 # Scatter of prompt and output lengths: those of log-normal lengths whose logarithm has this
 # deviation. Between ShareGPT's (0.8) and Azure's code and conversation traces (0.9 to 1.1).
@@ -159,6 +160,11 @@ class Problem:
     def without_backlogs(self) -> "Problem":
         """Return the problem with interactive requests alone."""
         demands = tuple(replace(each, backlog=None) for each in self.demands)
+        return replace(self, demands=demands)
+
+    def at_rates(self, factor: float) -> "Problem":
+        """Return the problem with the rates of all models times `factor`."""
+        demands = tuple(replace(each, rate=each.rate * factor) for each in self.demands)
         return replace(self, demands=demands)
 
     def in_order(self) -> "Problem":

@@ -76,12 +76,15 @@ def step_times(unit: UnitSpec, seed: Seed | None, *, is_simulated: bool) -> Step
 
 
 def lane(
-    unit: UnitSpec, times: StepTimes, *, is_predicting: bool
+    unit: UnitSpec, times: StepTimes, *, is_predicting: bool, own: Lane | None = None
 ) -> tuple[Lane, SharingJudge | None]:
-    """Return the lane, and what may stop its sharing. is_predicting: the packing feeds `times`.
+    """Return the lane, and what may stop its sharing.
 
+    is_predicting: the packing feeds `times`. own: a lane in place of the one that is named.
     Raises ValueError for an unknown lane.
     """
+    if own is not None:
+        return own, None
     kind = chosen(LANES, unit.scheduler.lane, "lane")
     has_all = any(each.shares[-1] == 1.0 and Phase.MIXED in each.phases for each in unit.workers)
     if kind is not AdbsLane or not (unit.scheduler.may_unshare and has_all):

@@ -26,7 +26,7 @@ from muxcluster.scheduling.completion import Completion, ended_already, events_o
 from muxcluster.scheduling.fast_forward import FastForward
 from muxcluster.scheduling.faults import Failures, Isolation
 from muxcluster.scheduling.jobs import JobBuilder
-from muxcluster.scheduling.lanes.view import LaneView, Repetition
+from muxcluster.scheduling.lanes.view import Lane, LaneView, Repetition
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.memory.batch_memory import BatchMemory
 from muxcluster.scheduling.memory.quotas import Adaptation, QuotaBalancer
@@ -59,10 +59,12 @@ class UnitScheduler:
         max_steps: int = 1,
         only_counts: bool = False,
         seed: Seed | None = None,
+        own_lane: Lane | None = None,
     ) -> None:
         """max_steps: most decode steps in one job. only_counts: blocks and output tokens are only
         counted, in a simulator: blocks have no ids, every token is 0, outputs of decode jobs name
         no requests, and no job is pipelined. seed: what is known of step times before the first.
+        own_lane: in place of the one that `spec` names, to simulate a scheduler that is not ours.
 
         Raises ValueError for an unknown lane or packing, workers that cannot run the lane's
         phases, a pool too small for one column of each model, and a model that does not fit into
@@ -71,7 +73,9 @@ class UnitScheduler:
         policy = spec.scheduler
         packing = chosen(PACKINGS, policy.packing, "packing")
         self._times = step_times(spec, seed, is_simulated=only_counts)
-        self._lane, self._judge = lane(spec, self._times, is_predicting=packing.predicts)
+        self._lane, self._judge = lane(
+            spec, self._times, is_predicting=packing.predicts, own=own_lane
+        )
         self._shares = ShareLedger(spec.workers)
         check_workers(policy.lane, self._lane.phases, self._shares)
         has_quotas = self._lane.uses_quotas

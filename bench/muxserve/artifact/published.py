@@ -63,6 +63,8 @@ class Run:
     point: str  # such as "chatlmsys_c500" or "synth19_a0.7_s0.5"
     system: str
     meshes: tuple[Mesh, ...]
+    # Its jobs had the SM shares of `meshes`, by their scheduler; else these were not recorded
+    has_shares: bool = False
 
     @property
     def models(self) -> tuple[Served, ...]:
@@ -92,7 +94,7 @@ def _chatlmsys(folder: Path) -> Iterator[Run]:
                 _recorded_mesh(path, by_name, rate_of, outputs)
                 for path in _placements(folder, system, condense)
             )
-            yield Run(f"chatlmsys_c{condense}", system, meshes)
+            yield Run(f"chatlmsys_c{condense}", system, meshes, has_shares=True)
 
 
 def _placements(folder: Path, system: str, condense: int) -> Sequence[Path]:
@@ -123,18 +125,15 @@ def _recorded_mesh(
 ) -> Mesh:
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     models = tuple(
-        _recorded_model(
-            rows[model["name"]],
-            model["mps_percentage"],
-            rates[model["name"]],
-            outputs[model["name"]],
-        )
+        _recorded_model(rows[model["name"]], rates[model["name"]], outputs[model["name"]])
         for model in document["models"]
     )
     return Mesh(document["num_gpus"], document["gpu_memory_utilization"], models)
 
 
-def _recorded_model(row: Row, percentages: Sequence[int], rate: float, output: float) -> Served:
+def _recorded_model(row: Row, rate: float, output: float) -> Served:
+    # Five shares of these runs are not those of their placements. Prefills have the larger one.
+    percentages = [int(each) for each in row["mps"].split("/")]
     count, per_s = int(row["request_num"]), float(row["throughput"])
     tokens = float(row["tokens_throughput"]) / per_s
     return Served(

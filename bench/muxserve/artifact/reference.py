@@ -1,8 +1,9 @@
 """A published run as units of our simulator: meshes, KV pools, sequence quotas, SM shares."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from bench.muxserve.artifact.lane import ReferenceLane, share_of, workers_of
 from bench.muxserve.artifact.published import Mesh, Run, Served
 from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
@@ -30,27 +31,30 @@ _UPLOAD_LARGE_S = 0.7e-4
 class ReferenceCost:
     """`cost` of one of the reference's models, with its block-table upload."""
 
-    def __init__(self, cost: Cost, name: str) -> None:
+    def __init__(self, cost: Cost, name: str, real_share: Callable[[float], float] = float) -> None:
+        """real_share: the SM share that the profile knows of one that the lane gave."""
         self._cost = cost
+        self._real_share = real_share
         self._upload_s = _UPLOAD_S.get(name, _UPLOAD_LARGE_S)
 
     def prefill_s(
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
     ) -> float:
         """As measured."""
-        return self._cost.prefill_s(model, tp, share, batch, prompt_tokens)
+        return self._cost.prefill_s(model, tp, self._real_share(share), batch, prompt_tokens)
 
     def decode_s(
         self, model: ModelShape, tp: int, share: float, batch: float, context: float
     ) -> float:
         """As measured, and the upload of `batch` block tables."""
-        return self._cost.decode_s(model, tp, share, batch, context) + batch * self._upload_s
+        seconds = self._cost.decode_s(model, tp, self._real_share(share), batch, context)
+        return seconds + batch * self._upload_s
 
     def mixed_s(
         self, model: ModelShape, tp: int, share: float, prefill_s: float, decode_s: float
     ) -> float:
         """As of any parts of such seconds."""
-        return self._cost.mixed_s(model, tp, share, prefill_s, decode_s)
+        return self._cost.mixed_s(model, tp, self._real_share(share), prefill_s, decode_s)
 
     def turn_s(self, rows: float, new: float) -> float:
         """As measured."""
@@ -60,15 +64,16 @@ class ReferenceCost:
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
     ) -> float:
         """As measured."""
-        return self._cost.prefill_draw(model, tp, share, batch, prompt_tokens)
+        return self._cost.prefill_draw(model, tp, self._real_share(share), batch, prompt_tokens)
 
     def decode_draw(
         self, model: ModelShape, tp: int, share: float, batch: float, context: float
     ) -> float:
         """What is moved is as much, over a longer time."""
-        measured = self._cost.decode_s(model, tp, share, batch, context)
+        measured = self._cost.decode_s(model, tp, self._real_share(share), batch, context)
         longer = self.decode_s(model, tp, share, batch, context)
-        return self._cost.decode_draw(model, tp, share, batch, context) * measured / longer
+        draw = self._cost.decode_draw(model, tp, self._real_share(share), batch, context)
+        return draw * measured / longer
 
     def slowdown(self, draws: Sequence[float]) -> float:
         """As measured."""
@@ -91,7 +96,7 @@ def _unit(run: Run, mesh: Mesh, unit_id: str, cost: Cost) -> SimUnit:
         models=tuple(_model(model, pool, mesh.tp) for model in mesh.models),
         num_blocks=pool // width // mesh.tp,
         block_bytes=width,
-        workers=_workers(lane, mesh.models),
+        workers=workers_of(mesh.models) if run.has_shares else _workers(lane, mesh.models),
         scheduler=SchedulerSpec(
             lane=lane,
             token_budget=_TOKEN_BUDGET,
@@ -100,11 +105,12 @@ def _unit(run: Run, mesh: Mesh, unit_id: str, cost: Cost) -> SimUnit:
         ),
         tp=mesh.tp,
     )
+    real_share: Callable[[float], float] = share_of if run.has_shares else float
     models = {
-        model.name: SimModel(SHAPES[model.shape], ReferenceCost(cost, model.shape))
+        model.name: SimModel(SHAPES[model.shape], ReferenceCost(cost, model.shape, real_share))
         for model in mesh.models
     }
-    return SimUnit(spec, models)
+    return SimUnit(spec, models, lane=ReferenceLane(mesh.models) if run.has_shares else None)
 
 
 def _model(model: Served, pool: int, tp: int) -> ModelSpec:

@@ -73,7 +73,9 @@ class UnitDriver:
         Raises ValueError as `UnitScheduler` does.
         """
         self.unit = unit
-        self.scheduler = UnitScheduler(unit.spec, only_counts=True, seed=_seed(unit))
+        self.scheduler = UnitScheduler(
+            unit.spec, only_counts=True, seed=_seed(unit), own_lane=unit.lane
+        )
         self.now = 0.0
         self._sink = sink
         self._timing = timing or CostTiming(unit)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.placement.cost import Cost
 from muxcluster.placement.shapes.shape import ModelShape
+from muxcluster.scheduling.lanes.view import Lane
 from muxcluster.sim.demand.feeding import UnitJob
 from muxcluster.sim.demand.waves import Waves
 
@@ -27,6 +28,7 @@ class SimUnit:
     models: Mapping[str, SimModel]  # for every name in `spec.models`
     waves: tuple[Waves, ...] = ()  # batch load in a closed loop, at most one entry per model
     job: UnitJob | None = None  # a batch job present from the start
+    lane: Lane | None = None  # in place of the one that `spec` names: a scheduler that is not ours
 
     @property
     def tp(self) -> int:
