@@ -388,8 +388,6 @@ def _check_speculation(
         raise source.error((*at, "speculation"), message)
     if facts.is_dense or section.backend == "dense":
         raise source.error((*at, "speculation"), "a model on the dense backend has none")
-    if facts.shape.num_state_layers:
-        raise source.error((*at, "speculation"), "a model with states has none")
 
 
 def _check_lengths(section: ModelSection, longest: int, at: Location, source: _Source) -> None:

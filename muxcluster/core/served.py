@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from muxcluster.core.inputs.adapter_load import LoadedAdapter
+from muxcluster.core.inputs.carried import Carried
 from muxcluster.core.request import Slo
 
 
@@ -35,7 +36,7 @@ class ScoreOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedModel(Carried):
     """One entry of `/v1/models` and what the edge validates requests against."""
 
     name: str

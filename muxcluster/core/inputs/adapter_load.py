@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+from muxcluster.core.inputs.carried import Carried
+
 _MARK = "@"  # in no name of a model or adapter
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterLoad:
+class AdapterLoad(Carried):
     """An operator's wish that an adapter be served from now on."""
 
     name: str  # of the model that it makes
@@ -28,7 +30,7 @@ class LoadedAdapter:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterCheck:
+class AdapterCheck(Carried):
     """What a unit found in an adapter's files."""
 
     version: str = ""  # as `LoadedAdapter.version`; empty where there is a problem
@@ -36,7 +38,7 @@ class AdapterCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterRefusal:
+class AdapterRefusal(Carried):
     """Why the controller did not load or unload an adapter; a value, as Ray hides errors."""
 
     message: str

@@ -87,10 +87,8 @@ class ModelRunner:
         self._images = RowImages(own) if isinstance(own, VisionForward) else None
         self._runs_in_pieces = capture is None and isinstance(own, FusedDecoder)
         self._steps: Steps
-        is_waited_for = self._images is not None or isinstance(
-            forward, Slab | Encoder | StatefulForward
-        )
-        if capture is not None and not is_waited_for:
+        is_waited_for = self._images is not None or isinstance(forward, StatefulForward)
+        if capture is not None and not is_waited_for and not isinstance(forward, Slab | Encoder):
             model = LoadedModel(
                 spec.name,
                 forward,

@@ -61,7 +61,8 @@ def may_speculate(spec: ModelSpec, *, is_simulated: bool = False) -> bool:
         return False
     if spec.embedding_size or spec.padded is not None:
         return False
-    return spec.is_positional and spec.backend not in (DENSE, ENCODER)
+    has_states = spec.state_columns > 0 or not spec.is_positional
+    return not has_states and spec.backend not in (DENSE, ENCODER)
 
 
 @dataclass(slots=True)

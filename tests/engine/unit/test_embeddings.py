@@ -18,7 +18,6 @@ from muxcluster.engine.residency.executor import ResidencyExecutor
 from muxcluster.engine.steps.device.captures import CallAgain
 from muxcluster.engine.steps.runner import UnitRunner
 from muxcluster.engine.unit import in_process
-from tests.amounts import slow
 from tests.engine.embedding_units import TOLERANCE, embed, with_a_worker_killed
 from tests.engine.fakes import Sink
 from tests.engine.gpu.conftest import fake_control
@@ -159,7 +158,7 @@ def test_over_two_ranks(
         check_nothing_leaks(unit)
 
 
-@slow
+@pytest.mark.slow
 def test_workers_that_map_the_owners_memory(
     embedders: Mapping[str, Path],
     vectors_of: Mapping[str, EmbeddingOracle],

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from muxcluster.core.errors import StorageFailed
+from muxcluster.core.inputs.carried import Carried
 from muxcluster.core.inputs.private import make_private_folder, open_private
 from muxcluster.http.settings import StoreSettings
 
@@ -53,7 +54,7 @@ WHERE id = :id AND owner = :owner AND is_open
 
 
 @dataclass(frozen=True, slots=True)
-class StoredResponse:
+class StoredResponse(Carried):
     """A response and what it answers."""
 
     response_id: str
