@@ -26,7 +26,8 @@ class Carried:
     """Base of the dataclasses that processes of other versions may read.
 
     A reader drops fields that it does not know and takes defaults for those that it misses, also in
-    the values inside. Raises EngineFailure, in the reader, where that is not enough.
+    the values inside. Raises EngineFailure, in the reader, where that is not enough: for a value of
+    a class that it does not know, even in a field that it would drop.
     """
 
     __slots__ = ()

@@ -61,10 +61,11 @@ class Classes(pickle.Unpickler):
 
 
 def test_classes_of_the_stored_state_have_not_moved(state: State) -> None:
-    """Where one has, raise `WIRE`, put it into `MOVED` in the place of what is there, and here."""
+    """Where one has, raise `WIRE`, put it into `MOVED` in the place of what is there, and here. New
+    classes are added here by those who add them; an older version cannot read values of them."""
     classes = Classes(stored(state).partition(b"\n")[2])
     classes.load()
-    assert classes.found == STORED
+    assert classes.found >= STORED
 
 
 STORED = {
