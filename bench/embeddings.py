@@ -2,7 +2,7 @@
 
 The model has the shape of all-MiniLM-L6-v2 (22.7 million parameters, 6 layers of 384, mean pooling,
 normalised) and random weights, in fp32. A text is words of its vocabulary, a token each; lengths
-are lognormal with a median of 32 tokens, cut to 254. Ours is the whole server as `muxcluster serve`
+are lognormal with a median of 32 tokens, cut to 200. Ours is the whole server as `muxcluster serve`
 starts it: a client on the same cores sends texts in lists of 256 to `/v1/embeddings`, four lists at
 a time. Theirs, with `--sentence-transformers PYTHON`, the path of a Python that has it, is
 `SentenceTransformer.encode` of the whole list in a process of its own, which sorts texts by length
@@ -55,7 +55,7 @@ SHAPE = {
     "max_position_embeddings": 512,
 }
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-_LONGEST = 254  # words of a text: two special tokens make it 256, the model's own limit
+_LONGEST = 200  # words of a text; with the two special tokens well below the limit of 256
 _MEDIAN, _SIGMA = 32, 0.9  # of the lengths, lognormal
 _LIST, _AT_ONCE = 256, 4
 _BATCH = 32
