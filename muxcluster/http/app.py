@@ -114,6 +114,7 @@ def create_app(
     app = DocumentedApp(title="muxcluster", version=__version__, lifespan=lifespan)
     app.state.service = service
     app.state.keys = keys
+    app.state.background = background
     app.state.on_refused_head = metrics.refused_head
     lenient = settings.lenient
     thin = (generation_routes, embedding_routes, message_routes)

@@ -34,6 +34,8 @@ class LoadedAdapters:
 
     def __init__(self) -> None:
         self._all = read_adapters()
+        if self._all:
+            write_adapters(self._all)  # in this version's form: the next may not read an older one
         self._lock = asyncio.Lock()
 
     def served(self, desired: Desired) -> tuple[ServedModel, ...]:

@@ -84,7 +84,9 @@ class EdgeKeeper:
             logger.info("ingresses stand in for those that are replaced")
             await asyncio.to_thread(edge.stand_in, controller, num_nodes)
             await self._until_left(old.version, old.count(num_nodes), old.drain_s)
-        await asyncio.to_thread(edge.deploy, controller, num_nodes, is_beside=is_beside)
+        # Stand-ins of a change that failed may hold the ports still.
+        shares = is_beside or (edge.listens and await asyncio.to_thread(edge.has_stand_in))
+        await asyncio.to_thread(edge.deploy, controller, num_nodes, is_beside=shares)
 
     async def _end_stand_ins(self, edge: Edge, num_nodes: int) -> None:
         """Let stand-ins leave, also those of a controller that did not come so far."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -30,6 +31,7 @@ from muxcluster.http.app import AppParts, create_app
 from muxcluster.http.calls.choice import ChoiceDelta
 from muxcluster.http.keys.ring import KeyRing
 from muxcluster.http.metrics import request_log
+from muxcluster.http.routes.responses.background import Background
 from muxcluster.http.server import audit
 from muxcluster.http.server.connection import HeadLimits
 from muxcluster.http.server.listener import Listener
@@ -106,6 +108,8 @@ class Ingress:
         self._listeners: list[Listener] = []
         self._name = uuid.uuid4().hex
         self._leaving: asyncio.Task[None] | None = None
+        self._is_up = asyncio.Event()
+        self._background: Background | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that Serve routes HTTP to; a hook, on its event loop."""
@@ -124,6 +128,7 @@ class Ingress:
         app.add_api_route("/status", self.status, methods=["GET"])
         app.add_api_route("/timeline", self.timeline, methods=["GET"])
         self._service = app.state.service
+        self._background = app.state.background
         if self._listen is not None:
             app.add_api_route("/-/healthz", _serve_healthz, include_in_schema=False)
             app.add_api_route("/-/routes", _serve_routes, include_in_schema=False)
@@ -132,6 +137,7 @@ class Ingress:
                 keys.start()
                 await _wait_for(lambda: keys.are_known)
             await self._start_listening(app, self._listen)
+        self._is_up.set()
         return app
 
     async def _start_listening(self, app: FastAPI, address: HttpAddress) -> None:
@@ -164,14 +170,21 @@ class Ingress:
 
     async def _leave(self, version: str) -> None:
         """Finish the answers that are open, and tell the controller when that is done."""
+        await self._is_up.wait()  # one that is started again amid the change has no ports before
         logger.info("others take new connections; %d ports leave", len(self._listeners))
-        limit_s = self._settings.request_timeout_s
-        leaving = asyncio.gather(*(each.leave(limit_s) for each in self._listeners))
+        leaving = asyncio.create_task(self._last_answers(self._settings.request_timeout_s))
         while True:
             with suppress(NotReady):
                 told = (self._name, version, leaving.done())
                 await self._controller.ask(Controller.note_leaving, *told)
             await asyncio.sleep(LEAVE_PERIOD_S)
+
+    async def _last_answers(self, limit_s: float) -> None:
+        """Wait for open answers, then for those without a connection, for `limit_s` s in all."""
+        until_s = time.monotonic() + limit_s
+        await asyncio.gather(*(each.leave(limit_s) for each in self._listeners))
+        if self._background is not None:
+            await self._background.ended(max(0.0, until_s - time.monotonic()))
 
     async def generate(
         self, prompt: str | Sequence[Any], **fields: Any

@@ -17,7 +17,8 @@ from muxcluster.core.errors import EngineFailure
 # Version of what processes of a cluster tell each other and of the controller's stored state. It
 # grows where a newer version could not read an older one's values by their names alone; versions
 # that differ by one work together.
-WIRE = 5
+# 4 was the last whose values had no names; 5 was never used, so that 4 is no neighbour.
+WIRE = 6
 # Classes that have moved since WIRE - 1: "module:name" as it was, and as it is.
 MOVED: Mapping[str, str] = MappingProxyType({})
 
@@ -66,7 +67,7 @@ def unpacked(data: bytes) -> Any:
     """
     try:
         return _Reader(io.BytesIO(data)).load()
-    except (AttributeError, ImportError, TypeError) as error:
+    except (AttributeError, ImportError, TypeError, ValueError) as error:
         message = f"a value of another version of muxcluster cannot be read: {error}"
         raise EngineFailure(message) from error
 

@@ -51,6 +51,11 @@ class Background:
         self._start(self._made(call, answers, keeping), call, head)
         return response
 
+    async def ended(self, limit_s: float) -> None:
+        """Wait until all that is being made has ended, for at most `limit_s` s."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=limit_s)
+
     async def close(self) -> None:
         """Give up what is being made; it has failed then."""
         for task in self._tasks:
