@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 
 from muxcluster.cluster.control.controller import Controller, Wiring
 from muxcluster.cluster.control.roster import CLOSE_S
-from muxcluster.cluster.control.store import clear_state, read_state
+from muxcluster.cluster.control.store import clear_state, read_adapters, read_state
 from muxcluster.cluster.ray.actor_calls import Method, P, R, ask_and_wait
 from muxcluster.cluster.ray.privacy import found, keep_token_private
 from muxcluster.cluster.units.actors import (
@@ -83,6 +83,7 @@ def replace_controller(controller: Any, wiring: Wiring) -> Any:
     Unavailable if the new one does not answer.
     """
     read_state()
+    read_adapters()
     ray.kill(controller)
     deadline = time.monotonic() + ASK_TIMEOUT_S
     while find_actor(CONTROLLER) is not None:
@@ -149,7 +150,8 @@ def _hanging(progress: dict[str, Any], timeout_s: float) -> str:
     if progress["failures"]:
         return "; ".join(progress["failures"])
     late = [f"{name} is {phase}" for name, phase, _ in progress["units"] if phase != "ready"]
-    what = ", ".join(late) or "nothing has started"
+    idle = "the ingresses are being replaced" if progress["units"] else "nothing has started"
+    what = ", ".join(late) or idle
     return f"not all runs after {timeout_s:g} s: {progress['edge'] or what}"
 
 

@@ -70,7 +70,8 @@ def create_app(
 ) -> FastAPI:
     """Return the OpenAI application over `backend`.
 
-    `app.state.service` is its CompletionService, `app.state.keys` its KeyRing;
+    `app.state.service` is its CompletionService, `app.state.keys` its KeyRing,
+    `app.state.background` makes responses in the background;
     `app.state.on_refused_head` counts requests that a listener refuses before they get here.
     batch_service: started and closed with the application; None: no routes of files and batches.
     cluster: of units in other processes, for the live view.
@@ -112,9 +113,7 @@ def create_app(
             await batch_service.close()
 
     app = DocumentedApp(title="muxcluster", version=__version__, lifespan=lifespan)
-    app.state.service = service
-    app.state.keys = keys
-    app.state.background = background
+    app.state.service, app.state.keys, app.state.background = service, keys, background
     app.state.on_refused_head = metrics.refused_head
     lenient = settings.lenient
     thin = (generation_routes, embedding_routes, message_routes)

@@ -109,9 +109,9 @@ class LoadedAdapters:
 
 
 def bases_of(desired: Desired) -> frozenset[str]:
-    """Return the models that take adapters while they are served."""
-    specs = (spec for target in desired.targets for spec in target.spec.models)
-    return frozenset(spec.name for spec in specs if spec.adapter_places)
+    """Return the models that take adapters while they are served, placed or not."""
+    sections = (model.section for model in desired.config.models)
+    return frozenset(each.name for each in sections if each.adapter_places is not None)
 
 
 def _base(asked: AdapterLoad, desired: Desired) -> ServedModel | AdapterRefusal:

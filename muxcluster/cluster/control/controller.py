@@ -38,7 +38,7 @@ from muxcluster.cluster.state.reconcile import (
     decide,
     is_converged,
 )
-from muxcluster.cluster.units.actors import BATCHES, KEYS, RESPONSES, end_unit, find_actor
+from muxcluster.cluster.units.actors import BATCHES, KEYS, end_unit, find_actor
 from muxcluster.cluster.units.host import UNIT_CLASS
 from muxcluster.cluster.units.report import ListenSpec
 from muxcluster.core.directory import Directory
@@ -194,7 +194,6 @@ class Controller:
         self._turns.cancel()
         await end_unit(BATCHES, CLOSE_S)
         await end_unit(KEYS, CLOSE_S)
-        await end_unit(RESPONSES, CLOSE_S)
         await self._roster.stop_all()
         await asyncio.to_thread(clear_state)
 

@@ -109,6 +109,8 @@ class Ingress:
         self._name = uuid.uuid4().hex
         self._leaving: asyncio.Task[None] | None = None
         self._is_up = asyncio.Event()
+        self._leaves = ""  # whose turn to leave it is, as far as this one has heard
+        self._has_left = False
         self._background: Background | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
@@ -164,8 +166,10 @@ class Ingress:
         """As `ControllerCalls.directory`; begins to leave where the directory says so."""
         directory = await self._controller.directory(known_version)
         version = self._replicas.version
-        if directory is not None and version is not None and directory.leaving == version:
-            self._leaving = self._leaving or asyncio.create_task(self._leave(version))
+        if directory is not None:
+            self._leaves = directory.leaving
+            if version is not None and directory.leaving == version:
+                self._leaving = self._leaving or asyncio.create_task(self._leave(version))
         return directory
 
     async def _leave(self, version: str) -> None:
@@ -174,8 +178,9 @@ class Ingress:
         logger.info("others take new connections; %d ports leave", len(self._listeners))
         leaving = asyncio.create_task(self._last_answers(self._settings.request_timeout_s))
         while True:
+            self._has_left = leaving.done()
             with suppress(NotReady):
-                told = (self._name, version, leaving.done())
+                told = (self._name, version, self._has_left)
                 await self._controller.ask(Controller.note_leaving, *told)
             await asyncio.sleep(LEAVE_PERIOD_S)
 
@@ -235,6 +240,9 @@ class Ingress:
         """Raise EngineFailure if directories are no longer followed; a hook of Serve."""
         if self._watch is not None and self._watch.done():
             raise EngineFailure("the ingress no longer follows the directory")
+        if self._has_left and self._leaves != self._replicas.version:
+            # A change was rolled back: Serve starts another one, which listens.
+            raise EngineFailure("the ingress has left its port, and is wanted again")
 
     async def __del__(self) -> None:
         if self._leaving is not None:

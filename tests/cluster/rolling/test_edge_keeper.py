@@ -23,6 +23,7 @@ class FakeServe:
     told: list[str] = field(default_factory=list)
     has_stand_in: bool = False
     failing: set[str] = field(default_factory=set)  # versions that do not start
+    failing_deploys: set[str] = field(default_factory=set)  # those whose stand-ins alone do
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class FakeEdge:
     def deploy(self, controller: Any, num_nodes: int, *, is_beside: bool) -> None:
         assert controller == "the controller" and num_nodes == NUM_NODES
         self.serve.told.append(f"deploy {self.version}{' beside' if is_beside else ''}")
+        if self.version in self.serve.failing_deploys:
+            raise EngineFailure("no")
 
     def stand_in(self, controller: Any, num_nodes: int) -> None:
         self.serve.told.append(f"stand in {self.version}")
@@ -125,7 +128,7 @@ def test_stand_ins_that_a_dead_controller_left_behind_are_ended() -> None:
         await until(lambda: keeper.leaving == "")
 
     asyncio.run(scenario())
-    assert serve.told == ["deploy new", "end"]
+    assert serve.told == ["deploy new beside", "end"]
 
 
 def test_ingresses_that_do_not_start_leave_the_old_ones_in_their_place() -> None:
@@ -144,6 +147,27 @@ def test_ingresses_that_do_not_start_leave_the_old_ones_in_their_place() -> None
 
     asyncio.run(scenario())
     assert serve.told == ["stand in bad", "deploy old"] and not kept
+
+
+def test_after_a_failure_the_old_ones_start_beside_the_stand_ins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(edge_keeper, "HEARD_S", 0.01)
+    serve, kept = FakeServe(failing_deploys={"bad"}), list[Edge]()
+
+    async def scenario() -> None:
+        old, bad = FakeEdge("old", serve, drain_s=0.01), FakeEdge("bad", serve)
+        keeper = EdgeKeeper(old, kept.append)
+        keeper.keep(bad, NUM_NODES)
+        await leave(keeper, "old")
+        await until(lambda: keeper.num_failures == 1)
+        keeper.forget_failures()
+        keeper.keep(old, NUM_NODES)
+        await until(lambda: keeper.is_deployed(old) and not serve.has_stand_in)
+
+    asyncio.run(scenario())
+    assert serve.told == ["stand in bad", "deploy bad beside", "deploy old beside", "end"]
+    assert not kept
 
 
 def test_ingresses_behind_serves_proxy_are_left_to_serve() -> None:

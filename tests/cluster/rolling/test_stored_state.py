@@ -47,6 +47,11 @@ def test_neighbours_of_this_version_are_read_and_others_refused(state: State) ->
             state_of(form + b"\n" + data)
 
 
+def test_a_state_whose_values_have_no_names_is_refused() -> None:
+    with pytest.raises(EngineFailure, match="muxcluster down"):
+        state_of(b"4\n" + pickle.dumps(()))
+
+
 class Classes(pickle.Unpickler):
     """Notes which of our classes a pickle names."""
 
