@@ -247,6 +247,7 @@ def _check_images(section: ModelSection, facts: ModelFacts, at: Location, source
         return
     asked = {
         "adapters": len(section.adapters) > 0,
+        "adapter_places": section.adapter_places is not None,
         "backend": section.backend == "dense",
         "quantize": facts.shape.weights is not None,
         "task": facts.embedding is not None,

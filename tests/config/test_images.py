@@ -63,6 +63,7 @@ def test_the_edge_knows_which_model_takes_images(written: Callable[..., Path]) -
         ("backend: dense", "backend"),
         ("task: embed, output_tokens: 1", "task"),
         ("adapters: [{name: one, path: one}]", "adapters"),
+        ("adapter_places: {count: 1, rank: 8}", "adapter_places"),
     ],
 )
 def test_what_it_cannot_do_yet_is_refused(

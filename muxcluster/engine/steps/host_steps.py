@@ -66,7 +66,8 @@ class PagedRows:
         images: RowImages | None = None,
     ) -> None:
         """pool: uint8 [num_blocks, block_bytes]; arena: the model's part. adapters, images: of the
-        rows; None: the model has none, or takes none."""
+        rows, not both; None: the model has none, or takes none."""
+        assert adapters is None or images is None, "each has a forward of its own"
         self._forward = forward
         self._adapters = adapters
         self._images = images

@@ -27,7 +27,7 @@ def check_served(spec: ModelSpec, *, is_divided: bool, is_quantised: bool) -> No
     asked = {
         "it is not divided over several ranks": is_divided,
         "its weights cannot be quantised": is_quantised,
-        "it has no adapters": len(spec.adapters) > 0,
+        "it has no adapters": bool(spec.adapters or spec.adapter_places),
         "it gives no embeddings": spec.embedding_size > 0,
     }
     for message, is_asked in asked.items():

@@ -207,6 +207,7 @@ def test_both_classes_in_one_pool_that_is_too_small(directory: Path, oracle: Vis
     ("changed", "reason"),
     [
         ({"adapters": (AdapterSpec("a", "/a"),)}, "has no adapters"),
+        ({"adapter_places": 1, "adapter_rank": 8}, "has no adapters"),
         ({"quantize": "int8"}, "cannot be quantised"),
         ({"embedding_size": 128}, "gives no embeddings"),
     ],
