@@ -157,6 +157,16 @@ def test_hostile_images_are_refused(data: bytes, reason: str) -> None:
     assert refused.value.param == "part"
 
 
+@pytest.mark.parametrize("form", ["PNG", "WEBP"])
+def test_bytes_that_begin_a_scan_of_a_jpeg_are_no_scans_elsewhere(form: str) -> None:
+    """As compressed data of a few megabytes have them by chance."""
+    exif = Image.Exif()
+    exif[0x9286] = b"\xff\xda" * 65  # a comment
+    data = file_of(noise(56, 84), form, exif=exif)
+    assert data.count(b"\xff\xda") > 64
+    assert decode(data).grid == (2, 3)
+
+
 @given(data=st.binary(max_size=300), start=st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"RIFF"]))
 @settings(max_examples=examples(60, 2000), deadline=None)
 def test_no_bytes_raise_anything_else(data: bytes, start: bytes) -> None:

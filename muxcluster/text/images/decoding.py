@@ -16,7 +16,8 @@ from muxcluster.text.validation.images import ImagePart
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _STILL = frozenset({"JPEG", "MPO"})  # MPO: a JPEG with more pictures behind it, as cameras make it
-# Each scan of a progressive JPEG goes over all of the image, however few bytes it has.
+# Each scan of a progressive JPEG goes over all of the image, however few bytes it has. Other
+# formats may have these bytes anywhere.
 _SCAN, _MOST_SCANS = b"\xff\xda", 64
 
 
@@ -49,7 +50,7 @@ def decoded(part: ImagePart, rules: ImageRules, limits: ImageLimits) -> Picture:
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             _check(image, part.param, limits)
-            if data.count(_SCAN) > _MOST_SCANS:
+            if image.format in _STILL and data.count(_SCAN) > _MOST_SCANS:
                 message = f"{part.param} has more than {_MOST_SCANS} scans"
                 raise InvalidValue(message, part.param)
             whole = _on_white(ImageOps.exif_transpose(image))
