@@ -498,7 +498,8 @@ class ServerSection(Section):
     max_buffered_bytes: Count = 512 * 2**20
     """Memory of all open requests' bodies; beyond that 429, without reading the body."""
     max_images: Count = 16
-    """Most images of a request, of models that take some."""
+    """Most images of a request, of models that take some; beside it they have 48 MiB at most in the
+    sizes that the model sees, counted for each of its `n` choices."""
     max_image_bytes: Count = 10 * 2**20
     """Largest image as it is sent, without its base64."""
     max_image_pixels: Count = 16 * 2**20

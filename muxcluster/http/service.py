@@ -41,7 +41,7 @@ from muxcluster.http.calls.embedding import (
 )
 from muxcluster.http.calls.model_text import ModelText, ModelTexts, off_loop
 from muxcluster.http.calls.output import constrained, output_rules
-from muxcluster.http.calls.pictures import PictureReader
+from muxcluster.http.calls.pictures import PictureReader, check_choices
 from muxcluster.http.errors import rejection
 from muxcluster.http.metrics.record import RequestRecord
 from muxcluster.http.metrics.requests import Metrics
@@ -139,6 +139,8 @@ class CompletionService:
             sampling = replace(sampling, constraint=await self._constraint(body))
             if tokenised is None or tokenised.model is not model:
                 tokenised = Tokenised(model, tuple(await self._prompts(body, model, asked)))
+            for prompt in tokenised.prompts:
+                check_choices(prompt.images, body.n or 1)
             rules = _rules(body, model, asked, tokenised)
             if rules is not None:
                 sampling = constrained(sampling, model, asked, rules)
