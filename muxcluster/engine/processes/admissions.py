@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.job import Admission, Job, Phase
+from muxcluster.core.job import Admission, Job, Rows
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
@@ -15,13 +15,27 @@ _NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 class _ModelLedger:
     """One model: the latest admission per row, and the one each rung's worker has seen.
 
-    versions: int64 [num_rows], 0 = never admitted. seen: rung_id -> int64 [num_rows].
+    versions: int64 [num_rows], 0 = never admitted. seen: rung_id -> int64 [num_rows]. with_pixels:
+    rows whose latest admission has the pixels of images.
     """
 
     def __init__(self, spec: ModelSpec, rung_ids: Sequence[int]) -> None:
         self.versions = np.zeros(spec.num_rows, dtype=np.int64)
         self.seen = {rung: np.zeros_like(self.versions) for rung in rung_ids}
         self.latest: list[Admission | None] = [None] * spec.num_rows
+        self.with_pixels: set[int] = set()
+
+    def drop_pixels(self, rows: Rows) -> None:
+        """Forget the pixels of images that a job begins behind: only their positions count.
+
+        What is before its start is computed. A sequence whose start goes back is admitted again.
+        """
+        for row, start in zip(rows.table_rows.tolist(), rows.starts.tolist(), strict=True):
+            latest = self.latest[row] if row in self.with_pixels else None
+            if latest is not None and start >= latest.images[-1].end:
+                images = tuple(each.without_pixels() for each in latest.images)
+                self.latest[row] = replace(latest, images=images)
+                self.with_pixels.remove(row)
 
 
 @dataclass(slots=True)
@@ -52,30 +66,22 @@ class AdmissionLedger:
             ledger.latest[row] = replace(admission, tokens=_NO_TOKENS)
             ledger.versions[row] = seen[row] = self._next_version
             self._next_version += 1
+            if admission.images:
+                ledger.with_pixels.add(row)
+            else:
+                ledger.with_pixels.discard(row)
+        if ledger.with_pixels:
+            ledger.drop_pixels(job.rows)
         rows = job.rows.table_rows
         unknown = rows[seen[rows] != ledger.versions[rows]]
         if len(unknown) == 0:
             return job
         seen[unknown] = ledger.versions[unknown]
         known = (ledger.latest[row] for row in unknown.tolist())
-        extra = tuple(
-            _for_decodes(admission) if job.phase is Phase.DECODE else admission
-            for admission in known
-            if admission is not None
-        )
+        extra = tuple(admission for admission in known if admission is not None)
         return replace(job, admissions=job.admissions + extra)
 
     def forget_worker(self, rung_id: int) -> None:
         """Forget what `rung_id` has seen: a new process runs there."""
         for ledger in self._models.values():
             ledger.seen[rung_id][:] = 0
-
-
-def _for_decodes(admission: Admission) -> Admission:
-    """Return the admission of a row whose prompt is computed: only positions of its images count.
-
-    A row whose prompt is to be computed again is admitted again.
-    """
-    if not admission.images:
-        return admission
-    return replace(admission, images=tuple(each.without_pixels() for each in admission.images))

@@ -19,6 +19,9 @@ from muxcluster.engine.vision.positions import PromptPositions
 class _Row:
     """A row whose prompt has images.
 
+    images: without pixels once a job begins behind them. The one that computes the last of their
+        tokens may fail and come again; what is before a job's start is computed, and a sequence
+        whose start goes back is admitted again, with all of its images.
     embedded: by place in `images`, of those of which some tokens are computed and some are not yet.
     """
 
@@ -66,6 +69,10 @@ class RowImages:
             end = start + int(rows.counts[place])
             own = torch.from_numpy(row.positions.between(start, end))
             axes[:, first : first + end - start] = own.to(axes.device)
+            if any(image.end <= start and image.pixels.size for image in row.images):
+                row.images = tuple(
+                    image.without_pixels() if image.end <= start else image for image in row.images
+                )
             pieces += self._pieces(row, start, end, first)
         return ForwardWithImages(self._forward, axes, pieces)
 

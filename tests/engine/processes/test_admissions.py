@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,18 +43,40 @@ def test_the_other_worker_gets_the_rules_without_the_tokens() -> None:
     assert ledger.complete(job_of(1, [5]), 1).admissions == ()
 
 
-def test_a_worker_that_only_decodes_gets_no_pixels() -> None:
+@pytest.mark.parametrize("phase", [Phase.DECODE, Phase.MIXED])
+def test_a_worker_that_goes_on_behind_the_images_gets_no_pixels(phase: Phase) -> None:
     image = PromptImage(1, (1, 2), b"x" * 32, np.ones((28, 56, 3), dtype=np.uint8))
     own = replace(admission(5, seed=7), images=(image,))
     ledger = AdmissionLedger.of(fake_spec(), (0, 1, 2))
     prefill = replace(job_of(0, [5], (own,)), phase=Phase.PREFILL)
     assert ledger.complete(prefill, 0).admissions == (own,)
-    (other,) = ledger.complete(replace(job_of(2, [5]), phase=Phase.PREFILL), 2).admissions
+    (other,) = ledger.complete(from_place(2, phase), 2).admissions
     assert other.images == (image,)
-    (decoding,) = ledger.complete(job_of(1, [5]), 1).admissions
-    (found,) = decoding.images
+    (behind,) = ledger.complete(from_place(3, phase), 1).admissions
+    (found,) = behind.images
     assert found.pixels.size == 0
     assert (found.start, found.grid, found.digest) == (image.start, image.grid, image.digest)
+
+
+def test_pixels_come_again_with_a_new_admission_and_go_with_one_that_has_none() -> None:
+    image = PromptImage(1, (1, 2), b"x" * 32, np.ones((28, 56, 3), dtype=np.uint8))
+    own = replace(admission(5, seed=7), images=(image,))
+    ledger = AdmissionLedger.of(fake_spec(), (0, 1))
+    ledger.complete(job_of(0, [5], (own,)), 0)
+    ledger.complete(from_place(3, Phase.MIXED), 0)
+    ledger.complete(job_of(0, [5], (own,)), 0)
+    (again,) = ledger.complete(job_of(1, [5]), 1).admissions
+    assert again.images == (image,)
+    ledger.complete(job_of(0, [5], (admission(5, seed=8),)), 0)
+    (plain,) = ledger.complete(from_place(3, Phase.MIXED), 1).admissions
+    assert (plain.images, plain.sampling.seed) == ((), 8)
+
+
+def from_place(start: int, phase: Phase) -> Job:
+    """A job of row 5 from so many of its tokens on."""
+    job = job_of(0, [5])
+    rows = replace(job.rows, starts=np.array([start], dtype=np.int32))
+    return replace(job, rows=rows, phase=phase)
 
 
 def test_a_new_worker_is_told_again() -> None:
