@@ -43,6 +43,19 @@ from muxcluster.scheduling.state.suspicion import Suspicion, suspicion
 from muxcluster.scheduling.steptime.model import StepTimes
 
 
+def _has_lost_states(model: ModelState, row: int) -> bool:
+    """Return whether a failed job may have changed what a row cannot compute again from where the
+    job began: its states.
+
+    They could be told from the mark that lies with them, but where columns were restored for the
+    job, they are lent again as they were before it: the mark in host memory is older than the
+    states in the pool.
+    """
+    if model.spec.state_columns:
+        return True
+    return not model.spec.is_positional and bool(model.kv.num_lent[row])
+
+
 class Failures:
     """Suspects, and later clears or ends, the rows of failed jobs by the rules above."""
 
@@ -64,16 +77,21 @@ class Failures:
         """Suspect the rows of a job whose worker is gone or raised; return the requests' ends.
 
         Its rows keep their memory: a job writes only at the positions it computes, and these are
-        written again. `cause` goes into the message of a request that ends. A job that never
-        started convicts no request, nor does one with rows of requests that had ended.
+        written again. Rows with states do not, see `_has_lost_states`. `cause` goes into the
+        message of a request that ends. A job that never started convicts no request, nor does one
+        with rows of requests that had ended.
         """
         events: list[Event] = []
         whole, job = job, without_ended(self._memory, model, job)
         is_certain = has_started and job is whole
-        for row in range(len(job.rows)):
+        for row, table_row in enumerate(job.rows.table_rows.tolist()):
             end = self._blame(model, job, row, now, cause, is_certain=is_certain)
             if end is not None:
                 events.append(end)
+            elif has_started and _has_lost_states(model, table_row):
+                num_computed = int(model.running.num_computed[table_row])
+                model.counters.num_recomputed_tokens += num_computed
+                self._memory.requeue(model, table_row, now, is_trusted=False)
         return events
 
     def lose(

@@ -14,7 +14,11 @@ BATCH = ServiceClass.BATCH
 
 def rig_of(*, packing: str = "hybrid", lane: str = "mixed", num_blocks: int = 400, **more) -> Rig:
     more.setdefault("num_host_blocks", 400)
-    models = (model_spec("a", max_seqs=more.pop("max_seqs", 16)),)
+    kind = {
+        "state_columns": more.pop("state_columns", 0),
+        "prefix_caching": more.pop("prefix_caching", True),
+    }
+    models = (model_spec("a", max_seqs=more.pop("max_seqs", 16), **kind),)
     spec = unit_spec(
         models,
         num_blocks=num_blocks,
@@ -177,6 +181,18 @@ def test_a_worker_killed_while_it_copies_loses_nothing(lane: str, killed: str) -
     rig.check_outputs(asked)
     num_recomputed = rig.scheduler.stats(rig.now, "unit").models[0].num_recomputed_tokens
     assert num_recomputed == 0 if killed == "restores" else num_recomputed > 0
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("num_columns", [1, 2])
+def test_states_that_a_lost_job_may_have_changed_are_made_anew(num_columns: int) -> None:
+    """Those in host memory are of an earlier token than those that stayed in the pool."""
+    rig, asked, hit = crowded(
+        "mixed", killed="restores", state_columns=num_columns, prefix_caching=False
+    )
+    assert len(hit) >= 2
+    rig.check_outputs(asked)
+    assert rig.scheduler.stats(rig.now, "unit").models[0].num_recomputed_tokens > 0
     rig.check_empty()
 
 

@@ -57,12 +57,13 @@ def num_beside(batch: int) -> int:
 
 def fits_mixed(spec: UnitSpec, point: Point) -> bool:
     """Return whether the decode step of `point` can run beside prompts of its length, as a mixed
-    job: on the whole GPU, of a model whose batches are not padded."""
+    job: on the whole GPU, of a model whose batches are not padded and that has no states."""
     (model,) = spec.models
     prompts = num_beside(point.batch)
     return (
         point.share == 1.0
         and model.padded is None
+        and not model.state_columns
         and point.batch + prompts * point.tokens <= spec.scheduler.token_budget
         and fits(spec, replace(point, batch=point.batch + prompts))
     )

@@ -16,7 +16,7 @@ from muxcluster.kvcache.model import KvModel
 from muxcluster.kvcache.pool import Shortage
 
 _FORMING_STEPS = 2
-_STEPS_AHEAD = 8  # steps of a padded batch in a row, before it is formed again at its first context
+_STEPS_AHEAD = 8  # steps of a batch that goes on, before it begins again at its first context
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
@@ -26,7 +26,12 @@ class ProfileState:
     def __init__(self, spec: UnitSpec) -> None:
         models = tuple(
             KvModel(
-                model.name, model.shape, model.max_seqs, model.max_model_len, prefix_caching=False
+                model.name,
+                model.shape,
+                model.max_seqs,
+                model.max_model_len,
+                prefix_caching=False,
+                state_columns=model.state_columns,
             )
             for model in spec.models
         )
@@ -67,13 +72,15 @@ class ProfileJobs:
         self._beside = self._open  # rows of the prompts in the last `mixed`
         self._random = np.random.default_rng(self._model.seed)
         self._num_decodes = 0
-        # A padded batch is formed again every few steps, and nothing can be sent behind that.
-        self.sends_ahead = spec.scheduler.pipeline_depth > 1 and self._model.padded is None
+        # A padded batch is formed again every few steps, states are computed again, and nothing can
+        # be sent behind that.
+        self._goes_on = self._model.padded is not None or self._model.state_columns > 0
+        self.sends_ahead = spec.scheduler.pipeline_depth > 1 and not self._goes_on
 
     @property
     def num_forming_steps(self) -> int:
         """Decodes after a prefill that take longer than those that follow."""
-        return 0 if self._model.padded is None else _FORMING_STEPS
+        return _FORMING_STEPS if self._goes_on else 0
 
     def prefill(self, point: Point) -> list[Job]:
         """Replace the last prompts by random new ones, in as few jobs as the token budget allows.
@@ -94,13 +101,13 @@ class ProfileJobs:
         """Return one step of the sequences of the last `prefill` of the same batch and length.
 
         Each row attends to `point.tokens` tokens, its own included. In a padded batch, which stays
-        together only if every step goes one token ahead, it attends to some fewer: the last of
-        `_STEPS_AHEAD` + 1 steps attends to so many.
+        together only if every step goes one token ahead, and with states, which go no other way, it
+        attends to some fewer: the last of `_STEPS_AHEAD` + 1 steps attends to so many.
         """
         table_rows = self._open
         last = point.tokens - 1
         start = last
-        if self._model.padded is not None:
+        if self._goes_on:
             first = max(1, last - _STEPS_AHEAD)
             start = first + self._num_decodes % max(1, last - first + 1)
         self._num_decodes += 1
@@ -157,8 +164,8 @@ class ProfileJobs:
 
     def _admission(self, row: int, tokens: int) -> Admission:
         prompt = self._random.integers(self._model.vocab_size, size=tokens, dtype=np.int32)
-        # decodes of padded batches begin before its end, and only outputs are sampled
-        num_prompt = tokens if self._model.padded is None else max(1, tokens - _STEPS_AHEAD)
+        # decodes that go on begin before its end, and only outputs are sampled
+        num_prompt = max(1, tokens - _STEPS_AHEAD) if self._goes_on else tokens
         return Admission(row, f"profile-{row}", prompt, num_prompt, _GREEDY)
 
     def _job(

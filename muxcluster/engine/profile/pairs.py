@@ -36,7 +36,8 @@ def pair_points(specs: Sequence[UnitSpec], grid: Grid) -> tuple[PairPoint, ...]:
     """Return every two models of `specs` at every two shares of the grid that add up to the whole.
 
     specs: units of one model each. A point is the grid's longest prompt, one at a time, beside its
-    greatest batch of its longest contexts, as far as they fit.
+    greatest batch of its longest contexts, as far as they fit. Decodes of models with states are
+    not timed beside others: their steps cannot be repeated.
     """
     splits = [
         (share, rest)
@@ -45,7 +46,9 @@ def pair_points(specs: Sequence[UnitSpec], grid: Grid) -> tuple[PairPoint, ...]:
     ]
     return tuple(
         PairPoint(one.models[0].name, prefill, other.models[0].name, decode)
-        for one, other in product(specs, specs)
+        for one, other in product(
+            specs, [each for each in specs if not each.models[0].state_columns]
+        )
         for share, rest in splits
         if (prefill := _largest(specs, one, share, replace(grid, batches=(1,)))) is not None
         and (decode := _largest(specs, other, rest, grid)) is not None

@@ -38,7 +38,9 @@ def measure_turns(spec: UnitSpec, executor: Executor, grid: Grid) -> tuple[Turn,
     num_turns = _STEPS * grid.repeats
     most_tokens = _PROMPT_TOKENS + _FIRST + num_turns
     lane = "mixed" if spec.scheduler.lane == "mixed" else "temporal"
-    sends_ahead = spec.scheduler.pipeline_depth > 1 and spec.models[0].padded is None
+    (model,) = spec.models
+    sends_ahead = spec.scheduler.pipeline_depth > 1 and model.padded is None
+    sends_ahead = sends_ahead and not model.state_columns
     spec = replace(spec, scheduler=replace(spec.scheduler, lane=lane, pipeline_depth=1))
     return tuple(
         _Turns(spec, executor, rows, is_decoding=is_decoding).measure(

@@ -51,6 +51,8 @@ def settle_partition(
 
 
 def _why_no_mps(spec: UnitSpec, try_daemon: Callable[[str], None]) -> str | None:
+    if any(model.state_columns for model in spec.models):
+        return "models with states run in no process of MPS"
     if spec.tp > 1:
         return f"{spec.tp} ranks share SMs by green contexts alone"
     no_protocol = _why_no_import(_PROTOCOL)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from muxcluster.placement.plan import PlannedUnit
 from muxcluster.placement.problem import Problem
 from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, value
+from muxcluster.placement.search.replan import HYSTERESIS
 
 SEARCHES = 6  # layouts looked for where not all rates can be served
 _ALL = 1 - 1e-3  # part of what is offered that counts as all of it
@@ -80,10 +81,25 @@ def fairest(problem: Problem, searched: Callable[[float], Candidate | None]) -> 
             break
         part = (low + high) / 2
         found = searched(part)
-        if found is not None:
-            best = max(best, found, key=merit)
+        if found is not None and _is_better(merit(found), merit(best), _moves(found), _moves(best)):
+            best = found
         if found is None or not found.serves_part:
             high = part
         else:
             low = part
     return best
+
+
+def _moves(found: Candidate) -> int:
+    """Return how many units are on GPUs where they are not yet."""
+    return sum(each is None for each in found.before)
+
+
+def _is_better(
+    found: tuple[float, float], best: tuple[float, float], moves: int, best_moves: int
+) -> bool:
+    """Compare by merit; whoever moves more must gain HYSTERESIS, as in other replanning."""
+    if moves == best_moves:
+        return found > best
+    needed = HYSTERESIS * best[0]
+    return found[0] - best[0] > (needed if moves > best_moves else -needed)

@@ -158,6 +158,7 @@ def shape_fields(source: Path | str | Mapping[str, Any]) -> dict[str, Any]:
         raise ShapeError(f"num_hidden_layers is {layers}, expected {_MOST_LAYERS} at most")
     states = state_fields(config, kind, layers, hidden)
     has_attention = not states or states["num_keyless_layers"] < layers
+    of_layers = _layer_fields(config, kind, layers, hidden) if has_attention else _NO_ATTENTION
     return {
         "num_layers": layers,
         "hidden_size": hidden,
@@ -168,10 +169,14 @@ def shape_fields(source: Path | str | Mapping[str, Any]) -> dict[str, Any]:
         "learned_positions": kind in _LEARNED_POSITIONS,
         "weights": _weights(whole, kind),
         "vision_params": vision_params(whole),
+        # windows beside states have no kind of columns
         "pages_states": (
-            states.get("num_state_layers", 0) > 0 and has_attention and kind in PAGED_STATES
+            states.get("num_state_layers", 0) > 0
+            and has_attention
+            and kind in PAGED_STATES
+            and not of_layers.get("window")
         ),
-        **(_layer_fields(config, kind, layers, hidden) if has_attention else _NO_ATTENTION),
+        **of_layers,
         **states,
     }
 
