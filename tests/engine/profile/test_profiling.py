@@ -150,6 +150,7 @@ def test_mixed_jobs_must_fit_the_token_budget() -> None:
     assert fits_mixed(lone_spec(token_budget=43), Point(1.0, 3, 40))
     assert not fits_mixed(lone_spec(token_budget=42), Point(1.0, 3, 40))
     assert not fits_mixed(padded_spec(1000), Point(1.0, 3, 40))
+    assert not fits_mixed(spec_with_states(), Point(1.0, 3, 40))
     assert not fits_mixed(lone_spec(), Point(0.5, 3, 40))
 
 
@@ -170,10 +171,11 @@ def test_a_decode_step_is_measured_behind_another_where_units_send_it_ahead() ->
     assert len({job.job_id for job in executor.launched}) == len(executor.launched)
 
 
-def test_steps_of_padded_batches_are_measured_alone() -> None:
-    executor = FakeExecutor()
-    measure(sent_ahead(padded_spec(1000)), GRID, lambda point: None, executor)
-    assert all(job.follows is None for job in executor.launched)
+def test_steps_of_batches_that_go_on_are_measured_alone() -> None:
+    for spec in (padded_spec(1000), spec_with_states()):
+        executor = FakeExecutor()
+        measure(sent_ahead(spec), GRID, lambda point: None, executor)
+        assert all(job.follows is None for job in executor.launched)
 
 
 def test_turns_of_steps_hold_what_sending_ahead_hides() -> None:
@@ -292,16 +294,33 @@ def padded_spec(limit_bytes: int) -> UnitSpec:
     return replace(spec, models=(replace(spec.models[0], padded=padded),))
 
 
+def spec_with_states() -> UnitSpec:
+    """As `lone_spec`, each sequence with a column of states before those of its tokens."""
+    spec = lone_spec()
+    return replace(spec, models=(replace(spec.models[0], state_columns=1),))
+
+
+def test_sequences_with_states_have_columns_for_them() -> None:
+    (job,) = ProfileJobs(spec_with_states()).prefill(Point(1.0, 2, SEVERAL_COLUMNS))
+    entries = set(zip(job.tables.rows.tolist(), job.tables.columns.tolist(), strict=True))
+    assert entries == {(row, column) for row in (0, 1) for column in (0, 1, 2, 3)}
+
+
 def test_only_what_is_one_padded_batch_fits() -> None:
     spec = padded_spec(limit_bytes=80)
     assert fits(spec, Point(1.0, 2, 40))
     assert not fits(spec, Point(1.0, 3, 40))
 
 
+@pytest.mark.parametrize("has_states", [False, True])
 @pytest.mark.parametrize("tokens", [1, 2, 5, 40])
-def test_decodes_of_a_padded_batch_go_one_token_ahead(tokens: int) -> None:
-    """Else each would take the batch apart: its rows are where it left them, or are read again."""
-    point, jobs = Point(1.0, 2, tokens), ProfileJobs(padded_spec(1000))
+def test_decodes_of_a_batch_that_goes_on_are_each_one_token_ahead(
+    tokens: int, has_states: bool
+) -> None:
+    """Else each would take a padded batch apart: its rows are where it left them, or are read
+    again; and states would be computed anew."""
+    spec = spec_with_states() if has_states else padded_spec(1000)
+    point, jobs = Point(1.0, 2, tokens), ProfileJobs(spec)
     (prefill,) = jobs.prefill(point)
     starts = [int(jobs.decode(point).rows.starts[0]) for _ in range(30)]
     first = max(1, tokens - 9)
