@@ -45,6 +45,7 @@ class StoreSettings(Carried):
     directory: str  # absolute, on the head's node
     days: int  # how long each is kept
     most_key_bytes: int  # of a key; beyond them its oldest give way
+    version: str = __version__  # of muxcluster, as `ApiSettings.version`
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
 """The one actor that keeps responses, on the head node, and how ingresses reach it."""
 
 import asyncio
+import time
 from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from muxcluster.cluster.ray.actor_calls import Method, P, R, ask
+from muxcluster.cluster.ray.application import raised_line
 from muxcluster.cluster.ray.process_logs import log_as
 from muxcluster.cluster.units.actors import RESPONSES, find_actor, make_on_head
 from muxcluster.core.errors import MuxClusterError, NotReady
@@ -15,6 +17,10 @@ from muxcluster.http.settings import StoreSettings
 
 TIMEOUT_S = 10.0  # an actor that hangs is never reported
 FIRST_TIMEOUT_S = 60.0  # of the first call: its process starts for it
+# After the actor was ended, none is made for so long: it is replaced by another ingress, or ends
+# with the cluster, whose ingresses would leave one.
+REMAKE_S = 5.0
+POLL_S = 0.2  # meanwhile
 
 
 class ResponseHost:
@@ -37,6 +43,9 @@ class ResponseHost:
     async def find(self, owner: str, response_id: str) -> StoredResponse | None:
         return await self._store.find(owner, response_id)
 
+    async def is_open(self, owner: str, response_id: str) -> bool | None:
+        return await self._store.is_open(owner, response_id)
+
     async def turns(self, owner: str, response_id: str) -> list[StoredResponse]:
         return await self._store.turns(owner, response_id)
 
@@ -56,7 +65,8 @@ class ResponseStoreClient:
         self._settings = settings
         self._host: Any = None
         self._may_replace = True
-        self._finding = asyncio.Lock()
+        self._not_before_s = 0.0
+        self._search: asyncio.Task[Any] | None = None  # that of all who ask
 
     async def add(self, stored: StoredResponse) -> None:
         await self._ask(ResponseHost.add, stored)
@@ -67,6 +77,9 @@ class ResponseStoreClient:
     async def find(self, owner: str, response_id: str) -> StoredResponse | None:
         return await self._ask(ResponseHost.find, owner, response_id)
 
+    async def is_open(self, owner: str, response_id: str) -> bool | None:
+        return await self._ask(ResponseHost.is_open, owner, response_id)
+
     async def turns(self, owner: str, response_id: str) -> list[StoredResponse]:
         return await self._ask(ResponseHost.turns, owner, response_id)
 
@@ -76,33 +89,54 @@ class ResponseStoreClient:
     async def _ask(self, method: Method[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the actor's answer. Raises what it raises; NotReady where no answer comes."""
         try:
-            async with self._finding:
-                if self._host is None:
-                    self._host = await self._found()
-            return await ask(self._host, TIMEOUT_S, method, *args, **kwargs)
+            return await self._answer(method, *args, **kwargs)
         except RayTaskError as error:
             if isinstance(error.cause, MuxClusterError):
                 raise error.cause from None
-            raise _lost() from error
+            raise _lost(str(error.cause)) from error
         except (RayError, TimeoutError, ValueError) as error:
-            if isinstance(error, ActorDiedError):
+            raise _lost(raised_line(str(error)) or type(error).__name__) from error
+
+    async def _answer(self, method: Method[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Ask the actor, and if it was ended, the next one: asking twice changes nothing more."""
+        host = await self._found()
+        try:
+            return await ask(host, TIMEOUT_S, method, *args, **kwargs)
+        except ActorDiedError:
+            if self._host is host:
                 self._host = None
-            raise _lost() from error
+                self._not_before_s = time.monotonic() + REMAKE_S
+        return await ask(await self._found(), TIMEOUT_S, method, *args, **kwargs)
 
     async def _found(self) -> Any:
         """Return the actor; make it on the head if it is missing."""
-        may_replace, self._may_replace = self._may_replace, False
+        if self._host is not None:
+            return self._host
+        if self._search is None or self._search.done():
+            self._search = asyncio.create_task(self._searched())
+            # nobody may wait for it any more when it fails
+            self._search.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.wait_for(asyncio.shield(self._search), FIRST_TIMEOUT_S)
+
+    async def _searched(self) -> Any:
         host = await asyncio.to_thread(find_actor, RESPONSES)
-        if host is not None:
-            given = await ask(host, FIRST_TIMEOUT_S, ResponseHost.settings)
-            if given == self._settings or not may_replace:
-                return host
+        while host is None and time.monotonic() < self._not_before_s:
+            await asyncio.sleep(POLL_S)
+            host = await asyncio.to_thread(find_actor, RESPONSES)
+        if host is not None and self._may_replace and await self._is_other(host):
             await asyncio.to_thread(ray.kill, host)
-        host = await asyncio.to_thread(make_on_head, ResponseHost, RESPONSES, self._settings)
-        await ask(host, FIRST_TIMEOUT_S, ResponseHost.settings)
+            host = None
+        if host is None:
+            host = await asyncio.to_thread(make_on_head, ResponseHost, RESPONSES, self._settings)
+            await ask(host, FIRST_TIMEOUT_S, ResponseHost.settings)
+        self._host, self._may_replace = host, False
         return host
 
+    async def _is_other(self, host: Any) -> bool:
+        return await ask(host, FIRST_TIMEOUT_S, ResponseHost.settings) != self._settings
 
-def _lost() -> NotReady:
-    message = "the store of responses does not answer"
+
+def _lost(reason: str) -> NotReady:
+    lines = reason.strip().splitlines() or ["no answer"]
+    message = f"the store of responses does not answer: {lines[-1]}"
     return NotReady(message, retry_after_s=2, code="responses_lost")

@@ -1,16 +1,19 @@
 """Kept responses by the real openai client: read, gone on with, made in the background, deleted."""
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.request import ServiceClass
+from muxcluster.http.apis.responses import keeping, store
 from muxcluster.http.apis.responses.store import LocalResponseStore
 from muxcluster.http.app import AppParts, create_app
 from muxcluster.http.settings import ApiSettings, StoreSettings
@@ -43,8 +46,8 @@ class Kept:
 def kept(directory: Path, tmp_path: Path) -> Iterator[Kept]:
     model = ScriptedModel(directory)
     settings = ApiSettings(api_key="mine", more_keys=("yours",))
-    store = LocalResponseStore(StoreSettings(str(tmp_path / "kept"), 30, 2**30))
-    app = create_app(model.backend, settings, parts=AppParts(responses=store))
+    kept_in = LocalResponseStore(StoreSettings(str(tmp_path / "kept"), 30, 2**30))
+    app = create_app(model.backend, settings, parts=AppParts(responses=kept_in))
     with (
         running_server(app) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="mine", max_retries=0) as mine,
@@ -110,6 +113,21 @@ def test_a_conversation_that_is_gone_or_anothers(kept: Kept) -> None:
         kept.ask("Three", previous_response_id=second.id)
 
 
+def test_a_conversation_that_is_too_long(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = kept.ask("One")
+    second = kept.ask("Two", previous_response_id=first.id)
+    third = kept.ask("Three", previous_response_id=second.id)
+    short = store._TURNS.replace(f"{store.MOST_TURNS}", "2")
+    monkeypatch.setattr(store, "_TURNS", short)
+    kept.ask("Three", previous_response_id=second.id)
+    with pytest.raises(openai.BadRequestError, match="too long") as refused:
+        kept.ask("Four", previous_response_id=third.id)
+    assert refused.value.param == "previous_response_id"
+    kept.mine.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match=first.id):
+        kept.ask("Four", previous_response_id=third.id)
+
+
 def test_a_stream_is_kept_before_its_end_is_told(kept: Kept) -> None:
     kept.model.says = ["Hello there."]
     with kept.mine.responses.stream(model="tiny", input="Hi") as stream:
@@ -155,6 +173,20 @@ def test_a_cancelled_one_is_given_up(kept: Kept) -> None:
         kept.mine.responses.cancel(whole.id)
 
 
+def test_one_whose_server_is_gone_has_failed(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not cancelled, and a conversation goes on from it."""
+    monkeypatch.setattr(keeping, "_LOST_AFTER_S", -1e6)
+    kept.model.backend.most_deltas = 1
+    lost, other = kept.ask("Where?", background=True), kept.ask("When?", background=True)
+    wait_until(lambda: len(kept.model.backend.requests) == 2)
+    kept.ask("More", previous_response_id=lost.id, background=True)
+    wait_until(lambda: len(kept.model.backend.requests) == 3)
+    assert "Where?" in kept.model.prompt()
+    assert kept.mine.responses.retrieve(other.id).status == "failed"
+    assert kept.mine.responses.cancel(other.id).status == "failed"
+    assert kept.mine.responses.retrieve(other.id).status == "failed"
+
+
 def test_one_that_fails_says_why(kept: Kept) -> None:
     kept.model.backend.error = EngineFailure("the unit burned down")
     made = kept.ask(background=True)
@@ -194,8 +226,8 @@ def test_a_server_that_ends_leaves_failed_ones(directory: Path, tmp_path: Path) 
     model = ScriptedModel(directory)
     model.backend.most_deltas = 1
     settings = StoreSettings(str(tmp_path / "kept"), 30, 2**30)
-    store = LocalResponseStore(settings)
-    app = create_app(model.backend, ApiSettings(), parts=AppParts(responses=store))
+    kept_in = LocalResponseStore(settings)
+    app = create_app(model.backend, ApiSettings(), parts=AppParts(responses=kept_in))
     with (
         running_server(app) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
@@ -212,3 +244,51 @@ def test_a_server_that_ends_leaves_failed_ones(directory: Path, tmp_path: Path) 
         found = client.responses.retrieve(made.id)
     assert found.status == "failed"
     assert json.loads(found.to_json())["error"]["code"] == "server_shutting_down"
+
+
+@dataclass
+class SlowStore:
+    """A store that ends a response only when it may."""
+
+    store: LocalResponseStore
+    ends: asyncio.Event
+    may_end: asyncio.Event
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.store, name)
+
+    async def end(self, owner: str, response_id: str, response: bytes) -> bool:
+        self.ends.set()
+        await self.may_end.wait()
+        return await self.store.end(owner, response_id, response)
+
+
+def test_a_whole_response_is_kept_though_its_server_closes(directory: Path, tmp_path: Path) -> None:
+    asyncio.run(_close_while_an_end_is_kept(directory, tmp_path))
+
+
+async def _close_while_an_end_is_kept(directory: Path, tmp_path: Path) -> None:
+    model = ScriptedModel(directory)
+    model.says = ["Hello there."]
+    kept_in = LocalResponseStore(StoreSettings(str(tmp_path / "kept"), 30, 2**30))
+    slow = SlowStore(kept_in, asyncio.Event(), asyncio.Event())
+    app = create_app(model.backend, ApiSettings(), parts=AppParts(responses=slow))
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://server") as client,
+    ):
+        asked = {"model": "tiny", "input": "Hi", "background": True}
+        made = (await client.post("/v1/responses", json=asked)).json()
+        await asyncio.wait_for(slow.ends.wait(), 60)
+        closing = asyncio.create_task(app.state.background.close())
+        await asyncio.sleep(0.05)
+        refused = await client.post("/v1/responses", json=asked)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (
+            503,
+            "server_shutting_down",
+        )
+        slow.may_end.set()
+        await closing
+        found = (await client.get(f"/v1/responses/{made['id']}")).json()
+    assert found["status"] == "completed"

@@ -1,5 +1,6 @@
 """What of a Responses request is kept, and what it reads of responses that were."""
 
+import asyncio
 import json
 import time
 from collections.abc import Sequence
@@ -12,7 +13,12 @@ from muxcluster.core.errors import InvalidValue, NotFound
 from muxcluster.http.apis.reading import Json
 from muxcluster.http.apis.responses.answers import FAILED, ResponseAnswers
 from muxcluster.http.apis.responses.body import ResponsesBody
-from muxcluster.http.apis.responses.store import ResponseStore, StoredResponse
+from muxcluster.http.apis.responses.store import (
+    MOST_TURN_BYTES,
+    MOST_TURNS,
+    ResponseStore,
+    StoredResponse,
+)
 from muxcluster.http.calls.call import Call
 
 _MOST_ITEMS = 100  # of a page
@@ -35,7 +41,9 @@ class Keeping:
 
     def answers_of(self, call: Call) -> ResponseAnswers:
         """Return how the response is written; `keep` keeps what that says last."""
-        self.answers = ResponseAnswers(self.body, call, kept_id=uuid4().hex)
+        # none shows the input, which is long, and one in the background outlives its request
+        body = self.body.model_copy(update={"input": None})
+        self.answers = ResponseAnswers(body, call, kept_id=uuid4().hex)
         return self.answers
 
     async def keep(self) -> None:
@@ -48,12 +56,10 @@ class Keeping:
         await self.store.add(self._stored(response, limit_s=limit_s, is_open=True))
 
     def _stored(self, response: Json, *, limit_s: float, is_open: bool) -> StoredResponse:
-        now_s = int(time.time())
         return StoredResponse(
             response["id"],
             self.owner,
-            now_s,
-            int(now_s + limit_s + _LOST_AFTER_S),
+            int(time.time() + limit_s + _LOST_AFTER_S),
             self.body.previous_response_id or "",
             is_open,
             msgspec.json.encode(self.items),
@@ -64,16 +70,30 @@ class Keeping:
 async def items_before(store: ResponseStore, owner: str, response_id: str) -> list[Json]:
     """Return the items of the conversation that ends with a response, inputs and outputs.
 
-    Raises NotFound if it, or one before it, is gone or another's, InvalidValue if it has not ended.
+    Raises NotFound if it, or one before it, is gone or another's, InvalidValue if it has not ended
+    or the conversation is too long.
     """
     turns = await store.turns(owner, response_id)
     if not turns:
         raise not_found(response_id, "previous_response_id")
-    if turns[0].previous:
-        raise not_found(turns[0].previous, "previous_response_id")
-    if turns[-1].is_open:
+    before = turns[0].previous
+    if before and await store.is_open(owner, before) is None:
+        raise not_found(before, "previous_response_id")
+    if before:
+        message = (
+            f"the conversation is too long: {MOST_TURNS} responses and "
+            f"{MOST_TURN_BYTES // 2**20} MiB are read again"
+        )
+        raise InvalidValue(message, "previous_response_id")
+    if turns[-1].is_open and not _is_lost(turns[-1]):
         message = f"response {response_id} has not ended"
         raise InvalidValue(message, "previous_response_id")
+    # megabytes, during which others are answered
+    return await asyncio.to_thread(_items, turns)
+
+
+def _items(turns: Sequence[StoredResponse]) -> list[Json]:
+    """Return the inputs and outputs of responses."""
     found: list[Json] = []
     for turn in turns:
         found += json.loads(turn.input)
@@ -89,9 +109,14 @@ def not_found(response_id: str, param: str = "response_id") -> NotFound:
 def shown(stored: StoredResponse) -> Json:
     """Return a kept response as it is answered; one whose server has ended has failed."""
     response: Json = json.loads(stored.response)
-    if stored.is_open and time.time() > stored.deadline_s:
+    if _is_lost(stored):
         return {**response, "status": FAILED, "error": _LOST}
     return response
+
+
+def _is_lost(stored: StoredResponse) -> bool:
+    """True for an open response whose server has ended."""
+    return stored.is_open and time.time() > stored.deadline_s
 
 
 def shown_items(stored: StoredResponse) -> list[Json]:

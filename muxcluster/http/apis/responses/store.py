@@ -1,10 +1,12 @@
 """Responses that are kept for their clients: a SQLite file with a row for each."""
 
 import asyncio
+import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +15,19 @@ from typing import Any, Protocol
 from muxcluster.core.errors import StorageFailed
 from muxcluster.core.inputs.carried import Carried
 from muxcluster.core.inputs.private import make_private_folder, open_private
+from muxcluster.core.inputs.sqlite_form import keep_form
 from muxcluster.http.settings import StoreSettings
+
+logger = logging.getLogger(__name__)
 
 NAME = "responses.sqlite"
 MOST_TURNS = 1000  # of a conversation
+MOST_TURN_BYTES = 32 * 2**20  # of a conversation, beside its last turn
+FORGET_S = 3600.0  # how often those that are too old are deleted, where none is added
 _DAY_S = 86_400
+_FORM = 1  # grows with a change that the version before cannot work with
+# `held` has the sum of an owner's `bytes`. Columns of a row that are long come last: what reads the
+# others only does not read their pages.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created_s INTEGER NOT NULL,
@@ -26,25 +36,38 @@ CREATE TABLE IF NOT EXISTS responses (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_owner ON responses (owner, created_s);
 CREATE INDEX IF NOT EXISTS by_time ON responses (created_s);
+CREATE TABLE IF NOT EXISTS held (owner TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TRIGGER IF NOT EXISTS held_added AFTER INSERT ON responses BEGIN
+    INSERT OR IGNORE INTO held VALUES (NEW.owner, 0);
+    UPDATE held SET bytes = bytes + NEW.bytes WHERE owner = NEW.owner;
+END;
+CREATE TRIGGER IF NOT EXISTS held_changed AFTER UPDATE OF bytes ON responses BEGIN
+    UPDATE held SET bytes = bytes + NEW.bytes - OLD.bytes WHERE owner = NEW.owner;
+END;
+CREATE TRIGGER IF NOT EXISTS held_deleted AFTER DELETE ON responses BEGIN
+    UPDATE held SET bytes = bytes - OLD.bytes WHERE owner = OLD.owner;
+    DELETE FROM held WHERE owner = OLD.owner AND bytes = 0;
+END;
 """
-_COLUMNS = "id, owner, created_s, deadline_s, previous, is_open, input, response"
-_ADD = f"INSERT INTO responses ({_COLUMNS}, bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_FIND = f"SELECT {_COLUMNS} FROM responses WHERE id = ? AND owner = ?"
+_COLUMNS = "id, owner, deadline_s, previous, is_open, input, response"
+_ADD = f"""
+INSERT INTO responses ({_COLUMNS}, created_s, bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO NOTHING
+"""
+_ONE = "FROM responses WHERE id = :id AND owner = :owner AND created_s >= :oldest"
 _TURNS = f"""
-WITH RECURSIVE turns(n, turn, before) AS (
-    SELECT 0, id, previous FROM responses WHERE id = :id AND owner = :owner
+WITH RECURSIVE turns(n, turn, before, held) AS (
+    SELECT 1, id, previous, 0 {_ONE}
     UNION ALL
-    SELECT n + 1, r.id, r.previous FROM turns JOIN responses r ON r.id = before
-        WHERE r.owner = :owner AND n < {MOST_TURNS}
+    SELECT n + 1, r.id, r.previous, held + r.bytes FROM turns JOIN responses r ON r.id = before
+        WHERE r.owner = :owner AND r.created_s >= :oldest
+        AND n < {MOST_TURNS} AND held + r.bytes <= {MOST_TURN_BYTES}
 )
 SELECT {_COLUMNS} FROM turns JOIN responses ON id = turn ORDER BY n DESC
 """
-_OVER = """
-DELETE FROM responses WHERE id IN (
-    SELECT id FROM (
-        SELECT id, SUM(bytes) OVER (ORDER BY created_s DESC, id DESC) AS held
-        FROM responses WHERE owner = :owner
-    ) WHERE held > :most AND id <> :kept
+_OLDEST_OTHER = """
+DELETE FROM responses WHERE id = (
+    SELECT id FROM responses WHERE owner = ? AND id <> ? ORDER BY created_s, id LIMIT 1
 )
 """
 _END = """
@@ -59,8 +82,8 @@ class StoredResponse(Carried):
 
     response_id: str
     owner: str  # digest of the key; empty where none is asked for
-    created_s: int  # seconds since 1970
-    deadline_s: int  # when one that is open has been lost, with the server that made it
+    # seconds since 1970, when one that is open has been lost, with the server that made it
+    deadline_s: int
     previous: str  # id of the response that it follows; empty for none
     is_open: bool  # it is being made in the background
     input: bytes  # JSON list of the items of this turn
@@ -74,7 +97,7 @@ class ResponseStore(Protocol):
     """
 
     async def add(self, stored: StoredResponse) -> None:
-        """Keep a new response."""
+        """Keep a new response; one that is there already stays as it is."""
         ...
 
     async def end(self, owner: str, response_id: str, response: bytes) -> bool:
@@ -85,10 +108,15 @@ class ResponseStore(Protocol):
         """Return one of the owner's responses; None if there is none, or it is another's."""
         ...
 
+    async def is_open(self, owner: str, response_id: str) -> bool | None:
+        """Return whether a response is being made; None as `find`."""
+        ...
+
     async def turns(self, owner: str, response_id: str) -> list[StoredResponse]:
         """Return the conversation that ends with a response, oldest first; empty as `find`.
 
-        The first follows none, unless those before it are gone.
+        The first follows none, unless those before it are gone, or are more than MOST_TURNS or
+        MOST_TURN_BYTES with it.
         """
         ...
 
@@ -100,9 +128,13 @@ class ResponseStore(Protocol):
 class ResponseFile:
     """The file of all kept responses. One thread at a time."""
 
-    def __init__(self, settings: StoreSettings) -> None:
-        """Open the file, made if missing. Raises StorageFailed."""
+    def __init__(self, settings: StoreSettings, clock: Callable[[], float] = time.time) -> None:
+        """Open the file, made if missing, and delete what is too old. Raises StorageFailed.
+
+        clock: seconds since 1970.
+        """
         self._settings = settings
+        self._clock = clock
         directory = Path(settings.directory)
         self.path = directory / NAME
         try:
@@ -120,49 +152,78 @@ class ResponseFile:
             # what is deleted is overwritten, not only unlinked
             self._connection.execute("PRAGMA secure_delete=ON")
             self._connection.executescript(_SCHEMA)
+            keep_form(self._connection, _FORM, self.path)
+        self.forget_old()
 
     def add(self, stored: StoredResponse) -> None:
         """Add a response; those that are too old go, and the oldest of its key over its bytes."""
-        size = len(stored.input) + len(stored.response)
         values = (
             stored.response_id,
             stored.owner,
-            stored.created_s,
             stored.deadline_s,
             stored.previous,
             stored.is_open,
             stored.input,
             stored.response,
-            size,
+            int(self._clock()),
+            len(stored.input) + len(stored.response),
         )
-        oldest_s = stored.created_s - self._settings.days * _DAY_S
-        over = {
-            "owner": stored.owner,
-            "most": self._settings.most_key_bytes,
-            "kept": stored.response_id,
-        }
         with self._writing():
-            self._connection.execute("DELETE FROM responses WHERE created_s < ?", (oldest_s,))
+            self._delete_old()
             self._connection.execute(_ADD, values)
-            self._connection.execute(_OVER, over)
+            self._make_room(stored.owner, stored.response_id)
 
     def end(self, owner: str, response_id: str, response: bytes) -> bool:
         """As `ResponseStore.end`."""
         values = {"id": response_id, "owner": owner, "response": response}
         with self._writing():
-            return self._connection.execute(_END, values).rowcount > 0
+            is_ended = self._connection.execute(_END, values).rowcount > 0
+            self._make_room(owner, response_id)
+        return is_ended
 
     def find(self, owner: str, response_id: str) -> StoredResponse | None:
         """As `ResponseStore.find`."""
         with self._failures():
-            row = self._connection.execute(_FIND, (response_id, owner)).fetchone()
+            asked = self._asked(owner, response_id)
+            row = self._connection.execute(f"SELECT {_COLUMNS} {_ONE}", asked).fetchone()
         return None if row is None else _stored(row)
+
+    def is_open(self, owner: str, response_id: str) -> bool | None:
+        """As `ResponseStore.is_open`."""
+        with self._failures():
+            asked = self._asked(owner, response_id)
+            row = self._connection.execute(f"SELECT is_open {_ONE}", asked).fetchone()
+        return None if row is None else bool(row[0])
 
     def turns(self, owner: str, response_id: str) -> list[StoredResponse]:
         """As `ResponseStore.turns`."""
-        values = {"id": response_id, "owner": owner}
         with self._failures():
-            return [_stored(row) for row in self._connection.execute(_TURNS, values)]
+            asked = self._asked(owner, response_id)
+            return [_stored(row) for row in self._connection.execute(_TURNS, asked)]
+
+    def forget_old(self) -> None:
+        """Delete the responses that are too old."""
+        with self._writing():
+            self._delete_old()
+
+    def _asked(self, owner: str, response_id: str) -> dict[str, object]:
+        return {"id": response_id, "owner": owner, "oldest": self._oldest_s()}
+
+    def _oldest_s(self) -> int:
+        """Return when the oldest response that is not too old can have been added."""
+        return int(self._clock()) - self._settings.days * _DAY_S
+
+    def _delete_old(self) -> None:
+        asked = "DELETE FROM responses WHERE created_s < ?"
+        self._connection.execute(asked, (self._oldest_s(),))
+
+    def _make_room(self, owner: str, kept_id: str) -> None:
+        """Delete an owner's oldest until they hold no more than they may, or one is left."""
+        asked = "SELECT 1 FROM held WHERE owner = ? AND bytes > ?"
+        most = self._settings.most_key_bytes
+        while self._connection.execute(asked, (owner, most)).fetchone() is not None:
+            if not self._connection.execute(_OLDEST_OTHER, (owner, kept_id)).rowcount:
+                return
 
     def delete(self, owner: str, response_id: str) -> bool:
         """As `ResponseStore.delete`."""
@@ -204,6 +265,8 @@ class LocalResponseStore:
         """Raises StorageFailed."""
         self._file = ResponseFile(settings)
         self._lock = threading.Lock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._forget, name="old responses", daemon=True).start()
 
     async def add(self, stored: StoredResponse) -> None:
         def work() -> None:
@@ -226,6 +289,13 @@ class LocalResponseStore:
 
         return await asyncio.to_thread(work)
 
+    async def is_open(self, owner: str, response_id: str) -> bool | None:
+        def work() -> bool | None:
+            with self._lock:
+                return self._file.is_open(owner, response_id)
+
+        return await asyncio.to_thread(work)
+
     async def turns(self, owner: str, response_id: str) -> list[StoredResponse]:
         def work() -> list[StoredResponse]:
             with self._lock:
@@ -244,14 +314,23 @@ class LocalResponseStore:
         """Close the file when what uses it has ended. Idempotent."""
 
         def work() -> None:
+            self._closed.set()
             with self._lock:
                 self._file.close()
 
         await asyncio.to_thread(work)
 
+    def _forget(self) -> None:
+        """Delete what is too old, once in a while: a store that nobody adds to has days, too."""
+        while not self._closed.wait(FORGET_S):
+            try:
+                with self._lock:
+                    if not self._closed.is_set():
+                        self._file.forget_old()
+            except StorageFailed as error:
+                logger.error("old responses are not deleted: %s", error)
+
 
 def _stored(row: Sequence[Any]) -> StoredResponse:
-    response_id, owner, created_s, deadline_s, previous, is_open, given, response = row
-    return StoredResponse(
-        response_id, owner, created_s, deadline_s, previous, bool(is_open), given, response
-    )
+    response_id, owner, deadline_s, previous, is_open, given, response = row
+    return StoredResponse(response_id, owner, deadline_s, previous, bool(is_open), given, response)

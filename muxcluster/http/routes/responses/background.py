@@ -12,6 +12,7 @@ from muxcluster.http.apis.asked import Asked, naming
 from muxcluster.http.apis.reading import Json
 from muxcluster.http.apis.responses.answers import FAILED, IN_PROGRESS, ResponseAnswers
 from muxcluster.http.apis.responses.keeping import Keeping
+from muxcluster.http.apis.responses.store import ResponseStore
 from muxcluster.http.calls.call import Call, RequestHead
 from muxcluster.http.errors import http_error
 from muxcluster.http.service import CompletionService
@@ -27,11 +28,13 @@ class Background:
     def __init__(self, service: CompletionService) -> None:
         self._service = service
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = asyncio.Event()
 
     async def begin(self, asked: Asked, keeping: Keeping, head: RequestHead) -> Json:
-        """Begin to make a response; return it as it is now. Raises as `CompletionService.prepare`.
+        """Begin to make a response; return it as it is now.
 
-        head: of the request. The response has a meter of its own, which ends with it.
+        Raises as `CompletionService.prepare`, and NotReady once this is closed. head: of the
+        request. The response has a meter of its own, which ends with it.
         """
         if head.meter is not None:
             head = replace(head, meter=head.meter.another())  # `Edge` ends the request's own
@@ -41,15 +44,25 @@ class Background:
             try:
                 answers = keeping.answers_of(call)
                 response = answers.response(IN_PROGRESS, [])
-                await keeping.begin(response, call.timeout_s)
+                await self._begin(keeping, response, call.timeout_s)
             except BaseException:
                 call.admission.release()
                 raise
         except BaseException:
             _end_meter(head)
             raise
-        self._start(self._made(call, answers, keeping), call, head)
+        # without `keeping`, whose input is long, and counted while the request is read only
+        self._start(self._made(call, answers, keeping.store, keeping.owner), call, head)
         return response
+
+    async def _begin(self, keeping: Keeping, response: Json, limit_s: float) -> None:
+        """Keep a response that begins, unless nothing begins any more. Raises NotReady."""
+        if not self._closed.is_set():
+            await keeping.begin(response, limit_s)
+            if not self._closed.is_set():
+                return
+            await keeping.store.delete(keeping.owner, response["id"])
+        raise _shut_down()
 
     async def ended(self, limit_s: float) -> None:
         """Wait until all that is being made has ended, for at most `limit_s` s."""
@@ -57,7 +70,9 @@ class Background:
             await asyncio.wait(set(self._tasks), timeout=limit_s)
 
     async def close(self) -> None:
-        """Give up what is being made; it has failed then."""
+        """Give up what is being made, which has failed then; nothing begins any more."""
+        self._closed.set()
+        await asyncio.sleep(0)  # a task that is cancelled before its first step ends no response
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -74,33 +89,47 @@ class Background:
 
         task.add_done_callback(end)
 
-    async def _made(self, call: Call, answers: ResponseAnswers, keeping: Keeping) -> None:
+    async def _made(
+        self, call: Call, answers: ResponseAnswers, store: ResponseStore, owner: str
+    ) -> None:
         """Make a response and keep its end, unless it was cancelled or deleted."""
         work = asyncio.ensure_future(answers.whole(self._service.stream(call)))
         response_id = answers.response_id
         try:
             while not work.done():
                 await asyncio.wait({work}, timeout=CANCEL_POLL_S)
-                if not work.done() and not await self._is_wanted(keeping, response_id):
+                if not work.done() and not await _is_wanted(store, owner, response_id):
                     return
             response = _ended(work, answers)
         except asyncio.CancelledError:
-            error = http_error(NotReady("the server shuts down", code="server_shutting_down"))
-            response = answers.response(FAILED, [], error=error)
+            response = answers.response(FAILED, [], error=http_error(_shut_down()))
         finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            if not work.done():
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+        end = asyncio.ensure_future(_keep_end(store, owner, response_id, response))
         try:
-            await keeping.store.end(keeping.owner, response_id, msgspec.json.encode(response))
-        except MuxClusterError as error:
-            logger.error("response %s is lost: %s", response_id, error)
+            await asyncio.shield(end)
+        except asyncio.CancelledError:
+            await end  # `close` comes when the response is whole: it waits
 
-    async def _is_wanted(self, keeping: Keeping, response_id: str) -> bool:
-        try:
-            stored = await keeping.store.find(keeping.owner, response_id)
-        except MuxClusterError:
-            return True  # the store will answer later
-        return stored is not None and stored.is_open
+
+async def _is_wanted(store: ResponseStore, owner: str, response_id: str) -> bool:
+    try:
+        return await store.is_open(owner, response_id) is True
+    except MuxClusterError:
+        return True  # the store will answer later
+
+
+async def _keep_end(store: ResponseStore, owner: str, response_id: str, response: Json) -> None:
+    try:
+        await store.end(owner, response_id, msgspec.json.encode(response))
+    except MuxClusterError as error:
+        logger.error("response %s is lost: %s", response_id, error)
+
+
+def _shut_down() -> NotReady:
+    return NotReady("the server shuts down", code="server_shutting_down")
 
 
 def _ended(work: "asyncio.Future[Json]", answers: ResponseAnswers) -> Json:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from muxcluster.core.errors import InvalidValue, UnsupportedParameter
 from muxcluster.http.apis.asked import Asked
 from muxcluster.http.apis.reading import Json
-from muxcluster.http.apis.responses.answers import CANCELLED
+from muxcluster.http.apis.responses.answers import CANCELLED, IN_PROGRESS
 from muxcluster.http.apis.responses.body import ResponsesBody
 from muxcluster.http.apis.responses.chat import (
     asked_response,
@@ -174,8 +174,10 @@ async def _cancelled(store: ResponseStore, request: Request, response_id: str) -
     if not response["background"]:
         message = "only a response that is made in the background can be cancelled"
         raise InvalidValue(message, "response_id")
-    cancelled = {**response, "status": CANCELLED}
-    ended = msgspec.json.encode(cancelled)
+    if response["status"] == IN_PROGRESS:
+        response = {**response, "status": CANCELLED}
+    # one whose server has ended has failed, and stays so
+    ended = msgspec.json.encode(response)
     if stored.is_open and await store.end(stored.owner, response_id, ended):
-        return cancelled
+        return response
     return shown(await _found(store, request, response_id))
