@@ -11,6 +11,8 @@ from muxcluster.core.residency import Residency
 
 # Packings whose batch sequences lend blocks, so that a unit has host memory for what they held.
 LENDING_PACKINGS = frozenset({"hybrid", "additive"})
+# Places of a job whose fp32 logits plans count: one a row, and one for each draft token
+MOST_LOGIT_PLACES = 256
 
 
 @dataclass(frozen=True, slots=True)

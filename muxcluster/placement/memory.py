@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from muxcluster.core.unitspec import MOST_LOGIT_PLACES
 from muxcluster.placement.columns import Columns, columns
 from muxcluster.placement.execution import Execution
 from muxcluster.placement.hardware import GIB, Gpu
@@ -21,7 +22,6 @@ _WORKSPACE_BYTES = 32 * 2**20  # of cuBLAS for every stream, set by torch on Hop
 _GPU_WAKE_S = 0.1
 _CPU_WAKE_S = 0.5
 _CPU_PACKED_PER_S = 1e9
-_LOGITS_ROWS = 256  # most rows with fp32 logits at the same time
 _BATCH_TABLES_BYTES = GIB // 2  # of the tables of one model's batch rows, at most
 
 
@@ -89,7 +89,7 @@ def activation_bytes(demand: Demand, limits: Limits, tp: int = 1) -> int:
     per_token = 6 * shape.hidden_size + 3 * inner
     if part.latent is not None:
         per_token += part.latent.num_activations(part.num_heads)
-    logits = 2 * 4 * _LOGITS_ROWS * shape.vocab_size
+    logits = 2 * 4 * MOST_LOGIT_PLACES * shape.vocab_size
     return tp * (limits.token_budget * per_token * demand.itemsize + logits)
 
 

@@ -198,6 +198,17 @@ def test_drafts_count_against_the_budget_of_a_job() -> None:
     assert max(sizes) <= 14
 
 
+def test_logits_are_at_no_more_places_than_plans_count() -> None:
+    models = [model_spec("a", max_seqs=60, speculation=FORCED)]
+    spec = unit_spec(models, lane="mixed", num_blocks=2000, token_budget=2048, workers=ONE_WORKER)
+    rig = Rig(spec)
+    asked = [request(f"loop{number}", num_prompt=9, num_output=12) for number in range(60)]
+    rig.add(*asked)
+    rig.run().check_outputs(asked)
+    places = [int(job.rows.counts.sum()) for job in rig.jobs if job.rows.drafts is not None]
+    assert 250 < max(places) <= 256
+
+
 def test_a_short_pool_preempts_nobody_for_drafts() -> None:
     """Six sequences of 5 columns each fit exactly: with drafts nobody is preempted either."""
     models = [model_spec("a", speculation=FORCED, prefix_caching=False)]
@@ -221,6 +232,19 @@ def test_jobs_with_drafts_are_neither_followed_nor_followers() -> None:
     assert drafting
     assert {job.model for job in followers} >= {"b"}
     assert not any(job.follows in drafting or job.job_id in drafting for job in followers)
+
+
+def test_jobs_are_sent_ahead_where_blocks_for_drafts_are_short() -> None:
+    """All columns are taken but one for each sequence that may grow."""
+    models = [model_spec("a", speculation=FORCED, prefix_caching=False)]
+    spec = unit_spec(
+        models, lane="mixed", num_blocks=6 * 5 * 4, workers=ONE_WORKER, pipeline_depth=2
+    )
+    rig = Rig(spec)
+    asked = [request(f"loop{number}", num_prompt=9, num_output=32) for number in range(6)]
+    rig.add(*asked)
+    rig.run().check_outputs(asked)
+    assert sum(job.follows is not None for job in rig.jobs) > len(rig.jobs) // 2
 
 
 def test_work_of_a_mixed_job_counts_drafts_as_rows() -> None:

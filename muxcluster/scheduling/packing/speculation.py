@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from muxcluster.core.backends import DENSE, ENCODER
 from muxcluster.core.job import DraftTokens, Job, Phase
-from muxcluster.core.unitspec import ModelSpec, SpeculationSpec
+from muxcluster.core.unitspec import MOST_LOGIT_PLACES, ModelSpec, SpeculationSpec
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Batch, Limits, merged_tables
 from muxcluster.scheduling.packing.lookup import looked_up
@@ -44,6 +44,8 @@ _LEAST_GAIN = 1.15  # tokens' worth over costs, from which on a draft is taken
 # A row whose drafts are not expected to gain has one in every so many jobs, if a draft that is
 # surely right would gain so much: its text may have changed.
 _RETRY_JOBS, _RETRY_GAIN = 32, 2.0
+# Where blocks for drafts were short, none are expected for so many jobs, which are sent ahead
+_SHORT_JOBS = 32
 _COST_WEIGHT = 16.0  # drafts for which the predicted cost counts
 _COST_FADING = 0.95  # weight of what was measured before, at each job with drafts
 _LEAST_COST = 0.25  # of the predicted one: noise of measurements makes no draft free
@@ -88,6 +90,9 @@ class _ModelDrafts:
     record: DraftRecord = field(default_factory=lambda: DraftRecord(_MODEL_FADING))
     costs: dict[float, _Cost] = field(default_factory=dict)  # by SM share
     num_in_a_row: int = 0  # jobs with drafts since the last one without
+    # jobs for which no drafts are expected, as blocks for the last ones were short
+    num_short: int = 0
+    last_asked: int = -1  # latest job that `is_expected` was asked about
 
 
 class _Price(NamedTuple):
@@ -138,19 +143,30 @@ class Speculation:
             return batch
         if not self._may_draft(model, batch.rows):
             return batch
-        room = self._limits.most_tokens(phase) - int(np.add.reduce(batch.counts))
-        guesses = self._guesses(model, batch.rows, batch.counts, share, room)
+        room = self._room(phase, batch.counts)
+        guesses, without = self._guesses(model, batch.rows, batch.counts, share, room)
+        _count(without)
         return self._extended(model, batch, guesses) if guesses else batch
 
     def is_expected(self, model: ModelState, job: Job) -> bool:
         """Return whether the rows of `job`, which decodes, would have drafts if it ended now."""
-        if not self.covers(model.name):
+        known = self._models.get(model.name)
+        if known is None:
+            return False
+        is_first = job.job_id > known.last_asked  # it may be asked again and again while it runs
+        known.last_asked = max(known.last_asked, job.job_id)
+        if known.num_short:
+            known.num_short -= is_first
             return False
         alive = model.running.is_live[job.rows.table_rows]
         rows, counts = job.rows.table_rows[alive], job.rows.counts[alive]
         if not self._may_draft(model, rows):
             return False
-        return bool(self._guesses(model, rows, counts, job.share, 1, is_first=True))
+        room = min(1, self._room(job.phase, counts))
+        guesses, without = self._guesses(model, rows, counts, job.share, room, is_any=True)
+        if is_first and not guesses:
+            _count(without)
+        return bool(guesses)
 
     def observe(
         self, model: ModelState, job: Job, counts: NDArray[np.int32], seconds: float, beside: int
@@ -188,6 +204,14 @@ class Speculation:
             return False
         return not (model.running.has_suspect(rows) or self._memory.may_overwrite(model))
 
+    def _room(self, phase: Phase, counts: NDArray[np.int32]) -> int:
+        """Return how many drafts fit beside rows with so many tokens each, below 1 if none.
+
+        A job has logits at no more places than a plan counts.
+        """
+        num_tokens = int(np.add.reduce(counts))
+        return min(self._limits.most_tokens(phase) - num_tokens, MOST_LOGIT_PLACES - len(counts))
+
     def _guesses(
         self,
         model: ModelState,
@@ -196,11 +220,12 @@ class Speculation:
         share: float,
         room: int,
         *,
-        is_first: bool = False,
-    ) -> Sequence[_Guess]:
-        """Return the drafts of rows of a job that processes counts[i] tokens of each without them.
+        is_any: bool = False,
+    ) -> tuple[Sequence[_Guess], Sequence[DraftRecord]]:
+        """Return the drafts of rows of a job that processes counts[i] tokens of each without them,
+        and the records of rows whose drafts are not expected to gain.
 
-        room: most drafts. is_first: those of one row are enough.
+        room: most drafts. is_any: those of one row are enough.
         """
         spec, table = model.spec.speculation, model.running
         assert spec is not None
@@ -209,28 +234,31 @@ class Speculation:
         may_have = is_decoding & (counts == 1) & ~table.is_constrained[rows] & (lefts > 0)
         places = may_have.nonzero()[0].tolist()
         if not places or room <= 0:
-            return ()
+            return (), ()
         price = self._price(model, rows[is_decoding], counts[is_decoding], share)
         if price is None and not spec.is_forced:
-            return ()
+            return (), ()
         expected = self._models[model.name].record.chance(_CHANCE, _CHANCE_WEIGHT)
         found: list[_Guess] = []
+        without: list[DraftRecord] = []
         for place in places:
             row = int(rows[place])
             record = _record(model, row)
             chance = record.chance(expected, _MODEL_WEIGHT)
             most = spec.num_tokens if price is None else _most(spec, record, chance, price)
+            if not most:
+                without.append(record)
             most = min(most, int(lefts[place]), room)
             if most <= 0:
                 continue
             tokens = _guess(model, spec, row, most)
             if len(tokens):
                 found.append(_Guess(place, chance, tokens))
-                if is_first:
+                if is_any:
                     break
         if price is not None and not spec.is_forced:
             room = min(room, _bearable(model, rows, found, price))
-        return _first(found, room)
+        return _first(found, room), without
 
     def _price(
         self, model: ModelState, rows: TableRows, counts: NDArray[np.int32], share: float
@@ -254,6 +282,7 @@ class Speculation:
         rows = batch.rows[places]
         lengths = model.running.num_tokens[rows] + counts[places]
         grown = self._memory.grow_ahead(model, rows, lengths)
+        self._models[model.name].num_short = _SHORT_JOBS if grown is None else 0
         if grown is None:
             return batch
         tables = [each for each in (batch.grown, grown) if each is not None and len(each)]
@@ -274,6 +303,12 @@ def _record(model: ModelState, row: int) -> DraftRecord:
     return live.drafts
 
 
+def _count(without: Sequence[DraftRecord]) -> None:
+    """Note a job in which rows have no drafts, as these are not expected to gain."""
+    for record in without:
+        record.num_without += 1
+
+
 def _most(spec: SpeculationSpec, record: DraftRecord, chance: float, price: _Price) -> int:
     """Return how many drafts of a row gain: the most k with chanceᵏ · token ≥ cost."""
     if spec.is_forced:
@@ -284,8 +319,7 @@ def _most(spec: SpeculationSpec, record: DraftRecord, chance: float, price: _Pri
     least = _LEAST_GAIN * share  # chance of the last draft
     if least < chance:
         return min(spec.num_tokens, int(log(least) / log(chance)))
-    record.num_without += 1
-    return int(record.num_without >= _RETRY_JOBS and share * _RETRY_GAIN < 1)
+    return int(record.num_without + 1 >= _RETRY_JOBS and share * _RETRY_GAIN < 1)
 
 
 def _guess(model: ModelState, spec: SpeculationSpec, row: int, most: int) -> NDArray[np.int32]:
