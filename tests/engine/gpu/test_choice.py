@@ -201,3 +201,12 @@ def test_a_choice_that_is_made_stays() -> None:
     spec = replace(spec_on("cuda:0"), partition="green")
     assert settle_partition(spec, refusing) is spec
     assert settle_partition(spec_on("cpu"), refusing).partition == "threads"
+
+
+def test_a_unit_with_states_runs_in_no_process_of_mps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    spec = spec_on("cuda:1")
+    models = tuple(replace(each, state_columns=1) for each in spec.models)
+    tried: list[str] = []
+    chosen = settle_partition(replace(spec, models=models), tried.append, loading(NEW))
+    assert (chosen.partition, tried) == ("green", [])

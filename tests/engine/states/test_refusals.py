@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from muxcluster.core.errors import ConfigError, LoadError
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.dense.slab import Slab
 from muxcluster.engine.gpu.memory.shared import OwnedMemory
+from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.engine.load.hf_config import NotPaged, read_config
+from muxcluster.engine.load.paged_loading import load_model
 from muxcluster.engine.states.forward import StatefulForward
 from muxcluster.engine.states.layout import layout_of
 from muxcluster.engine.steps.runner import load_forward
@@ -91,6 +94,8 @@ def test_ranks_adapters_and_mps_are_refused(tiny: ModelBuilder, tmp_path: Path) 
     spec = replace(spec_for(tiny("qwen3_next")), partition="mps")
     with pytest.raises(LoadError, match="partition mps runs no models with states"):
         OwnedMemory(spec)
+    with pytest.raises(LoadError, match="not divided over GPUs"):
+        load_model(model_of(spec), "cpu", cast(RankGroup, object()))
     adapters = ", adapters: [{name: a, path: somewhere}]"
     with pytest.raises(ConfigError, match="a model with states has no adapters"):
         planned(tmp_path, tiny("qwen3_next"), adapters)
