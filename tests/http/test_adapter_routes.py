@@ -106,6 +106,13 @@ def test_paths_outside_the_folders_are_refused(http, control, path: str) -> None
     assert control.asked == []
 
 
+def test_links_that_form_a_loop_are_refused(http, control, folder) -> None:
+    (folder / "loop").symlink_to(folder / "loop")
+    refused = http.post(LOAD, json={"lora_name": "x", "lora_path": "loop"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_path")
+    assert control.asked == []
+
+
 def test_a_relative_path_starts_from_the_folder(http, control, folder) -> None:
     assert http.post(LOAD, json={"lora_name": "x", "lora_path": "sql"}).status_code == 200
     assert control.asked[0].path == str(folder / "sql")

@@ -29,6 +29,11 @@ class LoadedAdapter:
         return f"{name}{_MARK}{self.version}"
 
 
+def version_in(unit_id: str) -> str:
+    """Return the version in what `LoadedAdapter.unit_id` returns."""
+    return unit_id.rpartition(_MARK)[2]
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterCheck(Carried):
     """What a unit found in an adapter's files."""

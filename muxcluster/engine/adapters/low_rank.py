@@ -1,5 +1,6 @@
 """The numbers of adapters in one linear, and how they are read from an adapter's files."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from muxcluster.core.errors import LoadError
-from muxcluster.core.inputs.adapter_files import AdapterFiles
+from muxcluster.core.inputs.adapter_files import CONFIG, AdapterFiles
+
+_VERSION_CHARS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +84,18 @@ def read_pairs(
         return found
     except (SafetensorError, OSError) as error:
         raise LoadError(file, f"corrupt or incomplete: {error}") from error
+
+
+def version_of(files: AdapterFiles) -> str:
+    """Return a digest of the files' content. Raises LoadError for one that cannot be read."""
+    digest = hashlib.sha256()
+    for file in (files.directory / CONFIG, files.weights):
+        try:
+            with file.open("rb") as content:
+                digest.update(hashlib.file_digest(content, "sha256").digest())
+        except OSError as error:
+            raise LoadError(file, f"cannot be read: {error.strerror}") from error
+    return digest.hexdigest()[:_VERSION_CHARS]
 
 
 def _finite(tensor: Tensor, name: str, dtype: torch.dtype, file: Path) -> Tensor:

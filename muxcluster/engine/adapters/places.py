@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from muxcluster.core.errors import LoadError
 from muxcluster.core.inputs.adapter_files import AdapterFiles, read_adapter
+from muxcluster.core.inputs.adapter_load import version_in
 from muxcluster.core.unitspec import ModelSpec
-from muxcluster.engine.adapters.low_rank import Cut, LowRank, read_pairs
+from muxcluster.engine.adapters.low_rank import Cut, LowRank, read_pairs, version_of
 from muxcluster.engine.quantised.linear import QuantisedLinear
 
 Foreign = Any  # a module of transformers, with attributes that mypy does not know
@@ -72,7 +73,8 @@ class AdapterPlaces:
         """Let `place` have an adapter; return its number among the model's adapters.
 
         adapter: its unit id. path: its directory, which is read unless the place has it already.
-        Raises LoadError; nobody has the place then.
+        Raises LoadError, also for files that are not of its version any more; nobody has the place
+        then.
         """
         number = self._first + 2 * place
         with self._lock:
@@ -80,7 +82,11 @@ class AdapterPlaces:
                 self._held[place] = ""
                 files = read_adapter(Path(path))
                 check_ranks(files, self._most_ranks, self._base)
-                self._write(place, number, read_pairs(files, self._dtype, self._cuts), files)
+                pairs = read_pairs(files, self._dtype, self._cuts)
+                # caches of its version would be filled with what others of it do not compute
+                if version_of(files) != version_in(adapter):
+                    raise LoadError(files.weights, "has changed since it was loaded: load it again")
+                self._write(place, number, pairs, files)
                 self._held[place] = adapter
         return number
 
@@ -108,7 +114,8 @@ class AdapterPlaces:
                 end += len(down)
                 weights.down[first:end] = down
                 weights.up[first:end] = up if weights.order is None else up[:, weights.order.cpu()]
-            weights.starts[number + 1] = end
+            # copied, which is waited for: a fill with a number might come after the next job's read
+            weights.starts[number + 1 : number + 2].copy_(torch.tensor([end], dtype=torch.int32))
 
 
 def check_ranks(files: AdapterFiles, most: int, base: str) -> None:

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from muxcluster.core.inputs.adapter_load import LoadedAdapter
+from muxcluster.core.inputs.adapter_files import read_adapter
+from muxcluster.core.inputs.adapter_load import LoadedAdapter, version_in
 from muxcluster.core.request import Request
 from muxcluster.core.unitspec import AdapterSpec, ModelSpec, UnitSpec
+from muxcluster.engine.adapters.low_rank import version_of
 from muxcluster.engine.unit.adapter_checks import check_adapter
 from muxcluster.engine.unit.unit import Unit
 from tests.adapters import ATTENTION, LLAMA, merged, write_adapter
@@ -59,7 +61,7 @@ class Base:
         tokens, path = np.asarray(prompt, dtype=np.int32), ""
         if name in RANKS:
             path = str(self.folder / name)
-            name = LoadedAdapter(path, "1").unit_id(name)
+            name = LoadedAdapter(path, version_of(read_adapter(Path(path)))).unit_id(name)
         sampling = greedy(NUM_TOKENS)
         return Request(
             request_id, self.path.name, tokens, sampling, adapter=name, adapter_path=path
@@ -129,10 +131,10 @@ def test_another_version_of_a_name_finds_nothing_of_the_first(base: Base) -> Non
     """Neither its cached prefix nor its numbers."""
     prompt = list(range(1, 90))
     with running(base.spec(lane="mixed", partition="none")) as (unit, sink):
-        for number, (version, folder) in enumerate((("1", "high"), ("2", "mid")), start=1):
-            name = LoadedAdapter("", version).unit_id("same")
-            made = base.request(f"{version}@{folder}", prompt)
-            unit.submit(replace(made, adapter=name))
+        for number, folder in enumerate(("high", "mid"), start=1):
+            made = base.request(f"{number}@{folder}", prompt)
+            version = version_in(made.adapter)
+            unit.submit(replace(made, adapter=LoadedAdapter("", version).unit_id("same")))
             sink.wait_for_ends(number)
         assert unit.stats().models[0].prefix_hits == 0
     base.check({"1@high": prompt, "2@mid": prompt}, sink)
@@ -150,6 +152,23 @@ def test_files_that_have_gone_end_their_request_alone(base: Base, tmp_path: Path
         check_nothing_leaks(unit)
     base.check(others, sink)
     finished = sink.ends["gone@low"].finished
+    assert finished is not None and finished.reason == "error"
+
+
+def test_files_that_have_changed_end_their_request_alone(base: Base, tmp_path: Path) -> None:
+    """Their version is in caches already."""
+    prompt = list(range(1, 20))
+    made = base.request("changed@mid", prompt)
+    changed = replace(made, adapter_path=str(base.folder / "high"))
+    with running(base.spec()) as (unit, sink):
+        unit.submit(changed)
+        sink.wait_for_ends(1)
+        base.submit(unit, {"2@high": prompt})
+        unit.submit(replace(made, request_id="3@mid"))
+        sink.wait_for_ends(3)
+        check_nothing_leaks(unit)
+    base.check({"2@high": prompt, "3@mid": prompt}, sink)
+    finished = sink.ends["changed@mid"].finished
     assert finished is not None and finished.reason == "error"
 
 

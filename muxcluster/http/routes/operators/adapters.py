@@ -85,7 +85,10 @@ def _permitted(path: str, folders: tuple[str, ...]) -> str:
         raise PermissionDenied("no adapter may be loaded: server.adapter_folders is not set")
     if "\0" in path:
         raise InvalidValue("lora_path must not hold NUL", "lora_path")
-    found = Path(folders[0], path).resolve()
+    try:
+        found = Path(folders[0], path).resolve()
+    except (OSError, RuntimeError):  # Python 3.11 says RuntimeError of links that form a loop
+        raise InvalidValue("lora_path cannot be resolved", "lora_path") from None
     if not any(found.is_relative_to(Path(folder).resolve()) for folder in folders):
         message = "lora_path lies below none of server.adapter_folders"
         raise PermissionDenied(message, "lora_path")
