@@ -3,7 +3,7 @@
 Each judge gets an environment of its own in `--folder`, where it is kept for the next time: pip or
 npm must reach a registry. One HTTP server over a real unit with tiny random models answers all. A
 judge that cannot be installed is named and counts as no failure; a check that fails makes the exit
-code 1.
+code 1, and it is 2 where none could be installed.
 """
 
 import argparse
@@ -160,6 +160,8 @@ def main() -> int:
             told = verdicts[-1].problem or f"{len(verdicts[-1].checks)} checks, {failed} failed"
             sys.stderr.write(f"{judge.name}: {told}\n")
     sys.stdout.write(f"{table(verdicts)}\n")
+    if all(each.problem for each in verdicts):
+        return 2  # nothing has been judged
     return int(any(error for each in verdicts for _, error in each.checks))
 
 
