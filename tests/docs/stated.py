@@ -28,6 +28,12 @@ STATED = (
     Stated(_CONSTRAINTS, "2 s", f"{_MASKS}/process/keeper.py", "CHECK_CPU_S = 2"),
     Stated(_CONSTRAINTS, "512 MiB", f"{_MASKS}/process/keeper.py", "CHECK_BYTES = 512 * 2**20"),
     Stated(_CONSTRAINTS, "4 GiB", f"{_MASKS}/process/keeper.py", "SERVER_BYTES = 4 * 2**30"),
+    Stated(
+        "docs/guides/images.md",
+        "48 MiB",
+        "muxcluster/http/calls/pictures.py",
+        "MOST_BYTES = 48 * 2**20",
+    ),
     Stated(_CONSTRAINTS, "4 s", f"{_MASKS}/process/server.py", "MOST_ROW_CPU_S = 4.0"),
     Stated(_RESIDENCY, "0.1 s", _MEMORY, "_GPU_WAKE_S = 0.1"),
     Stated(_RESIDENCY, "0.5 s", _MEMORY, "_CPU_WAKE_S = 0.5"),
