@@ -34,6 +34,12 @@ STATED = (
         "muxcluster/http/calls/pictures.py",
         "MOST_BYTES = 48 * 2**20",
     ),
+    Stated(
+        "docs/guides/other-apis.md",
+        "32 MiB",
+        "muxcluster/http/apis/responses/store.py",
+        "MOST_TURN_BYTES = 32 * 2**20",
+    ),
     Stated(_CONSTRAINTS, "4 s", f"{_MASKS}/process/server.py", "MOST_ROW_CPU_S = 4.0"),
     Stated(_RESIDENCY, "0.1 s", _MEMORY, "_GPU_WAKE_S = 0.1"),
     Stated(_RESIDENCY, "0.5 s", _MEMORY, "_CPU_WAKE_S = 0.5"),
