@@ -14,7 +14,7 @@ from muxcluster.config.planner_input import nodes_of
 from muxcluster.config.planning import plan_for
 from muxcluster.config.units import served_models, unit_specs
 from muxcluster.core.errors import ConfigError, NotReady
-from muxcluster.core.inputs.image_rules import ImageLimits
+from muxcluster.core.inputs.images.rules import ImageLimits
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.load.weights import check_weight_files
 from muxcluster.engine.unit.local import LocalUnitClient

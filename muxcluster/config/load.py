@@ -29,8 +29,8 @@ from muxcluster.config.schema import (
 from muxcluster.config.scoring import scoring_of
 from muxcluster.config.yamlfile import Location, key_text, read_yaml
 from muxcluster.core.errors import ConfigError
-from muxcluster.core.inputs.adapter_files import CONFIG as ADAPTER_CONFIG
-from muxcluster.core.inputs.adapter_files import AdapterFiles, read_adapter
+from muxcluster.core.inputs.adapters.files import CONFIG as ADAPTER_CONFIG
+from muxcluster.core.inputs.adapters.files import AdapterFiles, read_adapter
 from muxcluster.core.inputs.tls_files import TlsFiles
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.names import nearest

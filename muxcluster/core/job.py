@@ -7,7 +7,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.inputs.prompt_image import PromptImage
+from muxcluster.core.inputs.images.prompt_image import PromptImage
 from muxcluster.core.padded import PaddedBatch
 from muxcluster.core.sampling import SamplingParams
 

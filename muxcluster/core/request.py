@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.batch_part import LinePlace
-from muxcluster.core.inputs.prompt_image import PromptImage
+from muxcluster.core.inputs.images.prompt_image import PromptImage
 from muxcluster.core.sampling import SamplingParams
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from muxcluster.core.inputs.adapter_load import LoadedAdapter
+from muxcluster.core.inputs.adapters.load import LoadedAdapter
 from muxcluster.core.inputs.carried import Carried
 from muxcluster.core.request import Slo
 

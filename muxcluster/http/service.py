@@ -22,7 +22,7 @@ from muxcluster.core.errors import (
     Overloaded,
     UnsupportedParameter,
 )
-from muxcluster.core.inputs.prompt_image import PromptImage
+from muxcluster.core.inputs.images.prompt_image import PromptImage
 from muxcluster.core.request import ServiceClass
 from muxcluster.core.residency import WeightOrder
 from muxcluster.core.sampling import Constraint

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from muxcluster import __version__
 from muxcluster.batch.service.settings import BatchSettings
 from muxcluster.core.inputs.carried import Carried
-from muxcluster.core.inputs.image_rules import ImageLimits
+from muxcluster.core.inputs.images.rules import ImageLimits
 from muxcluster.core.inputs.tls_files import TlsFiles
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.core.request import ServiceClass

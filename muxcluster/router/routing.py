@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muxcluster.core.hashing import extend_hashes, root_hash
-from muxcluster.core.inputs.prompt_image import block_marks
+from muxcluster.core.inputs.images.prompt_image import block_marks
 from muxcluster.core.request import Request
 
 CHUNK_TOKENS = 64

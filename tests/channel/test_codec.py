@@ -35,7 +35,7 @@ from muxcluster.channel.codec import (
 )
 from muxcluster.core.batch_part import BatchPart, LineOver, LinePlace, PartOver
 from muxcluster.core.events import Finished, FinishReason, Rejected, TokenDelta
-from muxcluster.core.inputs.prompt_image import PromptImage
+from muxcluster.core.inputs.images.prompt_image import PromptImage
 from muxcluster.core.job import (
     Admission,
     Job,

@@ -10,7 +10,7 @@ from muxcluster.config.load import load_config
 from muxcluster.config.planning import plan_for
 from muxcluster.config.units import served_models, unit_specs
 from muxcluster.core.errors import ConfigError
-from muxcluster.core.inputs.image_rules import ImageLimits
+from muxcluster.core.inputs.images.rules import ImageLimits
 
 Write = Callable[[str], Path]
 MakeModel = Callable[..., Path]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from muxcluster.core.errors import LoadError
-from muxcluster.core.inputs.adapter_files import read_adapter
+from muxcluster.core.inputs.adapters.files import read_adapter
 
 MODULE = "model.layers.0.self_attn.q_proj"
 CONFIG = {"peft_type": "LORA", "r": 3, "lora_alpha": 6, "target_modules": ["q_proj"]}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxcluster.core.hashing import extend_hashes, root_hash
-from muxcluster.core.inputs.prompt_image import PromptImage, block_marks, content_digest
+from muxcluster.core.inputs.images.prompt_image import PromptImage, block_marks, content_digest
 
 ROOT = root_hash("m", "")
 NO_PIXELS = np.empty((0, 0, 3), dtype=np.uint8)

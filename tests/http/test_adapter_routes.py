@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from muxcluster.core.errors import InvalidValue, ModelNotFound
-from muxcluster.core.inputs.adapter_load import AdapterLoad, LoadedAdapter
+from muxcluster.core.inputs.adapters.load import AdapterLoad, LoadedAdapter
 from muxcluster.core.served import ServedModel
 from muxcluster.http.app import AppParts, create_app
 from muxcluster.http.settings import ApiSettings

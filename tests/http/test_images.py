@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 from transformers import PreTrainedTokenizerFast
 
-from muxcluster.core.inputs.image_rules import ImageLimits
+from muxcluster.core.inputs.images.rules import ImageLimits
 from muxcluster.demo.models import build_model
 from muxcluster.http.settings import ApiSettings
 from tests.engine.vision.models import (

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from muxcluster.core.errors import InvalidValue
-from muxcluster.core.inputs.image_rules import ImageLimits, ImageRules
-from muxcluster.core.inputs.prompt_image import PromptImage
+from muxcluster.core.inputs.images.prompt_image import PromptImage
+from muxcluster.core.inputs.images.rules import ImageLimits, ImageRules
 from muxcluster.http.calls import pictures
 from muxcluster.http.calls.pictures import MOST_AT_ONCE, MOST_BYTES, PictureReader, check_choices
 from muxcluster.text.validation.images import ImagePart, ImageParts

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from muxcluster.core.inputs.prompt_image import PromptImage
+from muxcluster.core.inputs.images.prompt_image import PromptImage
 from muxcluster.core.job import Job, JobResult
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.scheduling.steptime.images import ImageTimes

@@ -16,7 +16,7 @@ from transformers.image_transforms import convert_to_rgb
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from muxcluster.core.errors import InvalidValue, LoadError, RequestError
-from muxcluster.core.inputs.image_rules import ImageLimits, ImageRules, read_image_rules
+from muxcluster.core.inputs.images.rules import ImageLimits, ImageRules, read_image_rules
 from muxcluster.text.images.decoding import Picture, decoded
 from muxcluster.text.images.placing import placed
 from muxcluster.text.validation.images import ImagePart, ImageParts

@@ -3,13 +3,11 @@
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from muxcluster.core.errors import ConfigError, StorageFailed
-from muxcluster.core.inputs.private import make_private_folder, open_private, tighten
-from muxcluster.core.inputs.sqlite_form import keep_form
+from muxcluster.core.inputs.private import make_private_folder, open_private
+from muxcluster.core.inputs.sqlite_file import SqliteFile, names_of
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -38,24 +36,22 @@ CREATE INDEX IF NOT EXISTS batch_states ON batches (status, owner);
 
 _FORM = 1  # grows with a change that the version before cannot work with
 _NAME = "batches.sqlite"
-_BESIDE = ("-wal", "-shm", "-journal")
 FILES, UPLOADS = "files", "uploads"  # folders beside the database
-_OURS = (_NAME, *(_NAME + suffix for suffix in _BESIDE), "lock", FILES, UPLOADS)
+_OURS = (*names_of(_NAME), "lock", FILES, UPLOADS)
 
 
 def database_path(directory: Path) -> Path:
     return directory / _NAME
 
 
-class Database:
-    """Connections to one file; the folder's lock makes this process its only writer.
+class Database(SqliteFile):
+    """The file of a folder, whose lock makes this process its only writer.
 
     One thread at a time may use it, which the store's lock ensures.
     """
 
     def __init__(self, directory: Path) -> None:
         """Raises ConfigError if another process has the folder, or it cannot be used."""
-        self.path = database_path(directory)
         try:
             make_private_folder(directory, _OURS)
             self._lock = open_private(directory / "lock", os.O_RDWR)
@@ -67,65 +63,16 @@ class Database:
             os.close(self._lock)
             raise ConfigError(directory, "", "another process runs the batches in it") from None
         try:
-            self._make_private()
+            super().__init__(database_path(directory), _SCHEMA, _FORM, {"synchronous": "FULL"})
             with self.failures():
-                self.connection = self._connected()
+                _bring_up_to_date(self.connection)
         except StorageFailed:
             os.close(self._lock)
             raise
 
-    def _make_private(self) -> None:
-        """Make the database private; SQLite gives the files beside it the same mode."""
-        try:
-            os.close(open_private(self.path, os.O_RDWR))
-        except OSError as error:
-            raise StorageFailed(self.path, error.strerror or str(error)) from error
-        for suffix in _BESIDE:
-            tighten(self.path.with_name(self.path.name + suffix))
-
-    def _connected(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=FULL")
-            connection.executescript(_SCHEMA)
-            _bring_up_to_date(connection)
-            keep_form(connection, _FORM, self.path)
-        except (sqlite3.DatabaseError, StorageFailed):
-            connection.close()
-            raise
-        return connection
-
-    @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """Run the block in a transaction; if it raises, nothing is kept.
-
-        Raises StorageFailed if the disk refuses the write.
-        """
-        with self.failures():
-            self.connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self.connection
-                self.connection.execute("COMMIT")
-            except BaseException:
-                # a full disk may have rolled back already
-                if self.connection.in_transaction:
-                    self.connection.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def failures(self) -> Iterator[None]:
-        """Raise SQLite's errors in the block as StorageFailed."""
-        try:
-            yield
-        except sqlite3.IntegrityError:
-            raise  # a mistake of ours, not the disk's
-        except sqlite3.DatabaseError as error:
-            raise StorageFailed(self.path, str(error)) from error
-
     def close(self) -> None:
-        """Close the connections and release the folder. Idempotent."""
-        self.connection.close()
+        """Close the file and release the folder. Idempotent."""
+        super().close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -11,7 +11,7 @@ from ray.exceptions import RayError
 from muxcluster.cluster.control.store import read_adapters, write_adapters
 from muxcluster.cluster.state.desired import Desired
 from muxcluster.cluster.units.actors import find_actor
-from muxcluster.core.inputs.adapter_load import (
+from muxcluster.core.inputs.adapters.load import (
     AdapterCheck,
     AdapterLoad,
     AdapterRefusal,

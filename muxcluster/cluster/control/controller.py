@@ -42,7 +42,7 @@ from muxcluster.cluster.units.actors import BATCHES, KEYS, end_unit, find_actor
 from muxcluster.cluster.units.host import UNIT_CLASS
 from muxcluster.cluster.units.report import ListenSpec
 from muxcluster.core.directory import Directory
-from muxcluster.core.inputs.adapter_load import AdapterLoad, AdapterRefusal
+from muxcluster.core.inputs.adapters.load import AdapterLoad, AdapterRefusal
 from muxcluster.core.served import ServedModel
 
 logger = logging.getLogger(__name__)

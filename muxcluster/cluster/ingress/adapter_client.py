@@ -6,7 +6,7 @@ from muxcluster.cluster.control.adapters import CHECK_S
 from muxcluster.cluster.control.controller import Controller
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls
 from muxcluster.core.errors import InvalidValue, ModelNotFound, MuxClusterError, NotReady
-from muxcluster.core.inputs.adapter_load import AdapterLoad, AdapterRefusal
+from muxcluster.core.inputs.adapters.load import AdapterLoad, AdapterRefusal
 from muxcluster.core.served import ServedModel
 
 _WAITING_S = 30.0  # for others' adapters that are checked first

@@ -26,7 +26,7 @@ from muxcluster.config.planner_input import nodes_of
 from muxcluster.config.planning import plan_for
 from muxcluster.core.errors import ConfigError, EngineFailure
 from muxcluster.core.inputs.carried import Carried
-from muxcluster.core.inputs.image_rules import ImageLimits
+from muxcluster.core.inputs.images.rules import ImageLimits
 from muxcluster.core.inputs.tls_files import TlsFiles
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.http.settings import ApiSettings, ConnectionLimits, QueueLimits, StoreSettings

@@ -18,7 +18,7 @@ from muxcluster.cluster.units.report import ListenSpec, UnitReport
 from muxcluster.core.directory import UnitAddress
 from muxcluster.core.errors import EngineFailure, MuxClusterError
 from muxcluster.core.events import TokenDelta
-from muxcluster.core.inputs.adapter_load import AdapterCheck
+from muxcluster.core.inputs.adapters.load import AdapterCheck
 from muxcluster.core.served import JobRecord, UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.unit.adapter_checks import check_adapter

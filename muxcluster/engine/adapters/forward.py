@@ -9,7 +9,7 @@ from torch import Tensor
 
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import Admission
-from muxcluster.engine.adapters.places import AdapterPlaces
+from muxcluster.engine.adapters.places import PlacedAdapters
 from muxcluster.engine.adapters.tokens import (
     NO_ADAPTER,
     AdapterTokens,
@@ -33,11 +33,7 @@ class AdaptedForward:
     adapted: TokenForward  # the same, on linears that look at `current`
     current: CurrentTokens
     names: tuple[str, ...]  # of the adapters that were there from the start
-    places: AdapterPlaces | None = None  # of others; None: none may come
-
-    @property
-    def has_windows(self) -> bool:
-        return self.plain.has_windows
+    places: PlacedAdapters | None = None  # of others; None: none may come
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -64,10 +60,6 @@ class _ForwardOf:
 
     model: AdaptedForward
     batch: AdapterTokens
-
-    @property
-    def has_windows(self) -> bool:
-        return self.model.has_windows
 
     @property
     def windows(self) -> tuple[int | None, ...]:

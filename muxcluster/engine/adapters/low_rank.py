@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from muxcluster.core.errors import LoadError
-from muxcluster.core.inputs.adapter_files import CONFIG, AdapterFiles
+from muxcluster.core.inputs.adapters.files import CONFIG, AdapterFiles
 
 _VERSION_CHARS = 16
 

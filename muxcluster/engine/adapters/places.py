@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from muxcluster.core.errors import LoadError
-from muxcluster.core.inputs.adapter_files import AdapterFiles, read_adapter
-from muxcluster.core.inputs.adapter_load import version_in
+from muxcluster.core.inputs.adapters.files import AdapterFiles, read_adapter
+from muxcluster.core.inputs.adapters.load import version_in
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.adapters.low_rank import Cut, LowRank, read_pairs, version_of
 from muxcluster.engine.quantised.linear import QuantisedLinear
@@ -43,7 +43,7 @@ class _Hold:
     first: int  # row of the first place
 
 
-class AdapterPlaces:
+class PlacedAdapters:
     """The places of one model in this process, each with rows for an adapter in every linear.
 
     Whoever sends jobs says which adapter has which place; its files are read with the first row

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from muxcluster.core.errors import LoadError
-from muxcluster.core.inputs.adapter_files import AdaptedModule, AdapterFiles, read_adapter
+from muxcluster.core.inputs.adapters.files import AdaptedModule, AdapterFiles, read_adapter
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.adapters.low_rank import Cut, LowRank, rank_sizes, read_pairs
-from muxcluster.engine.adapters.places import AdapterPlaces, placed_linears, with_places
+from muxcluster.engine.adapters.places import PlacedAdapters, placed_linears, with_places
 from muxcluster.engine.forward.latents import Expansion
 from muxcluster.engine.quantised.linear import QuantisedLinear
 
@@ -33,7 +33,7 @@ class ModelAdapters:
 
     names: tuple[str, ...]
     modules: Mapping[str, LowRank]  # by the linear's name in the model
-    places: AdapterPlaces | None = None  # of those that come later; None: none may come
+    places: PlacedAdapters | None = None  # of those that come later; None: none may come
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by names that `of` knows."""
@@ -83,7 +83,7 @@ def read_adapters(
     for name, num_inputs, num_outputs in placed_linears(model):
         mine = rank_sizes(cuts.get(f"{name}.weight"), num_inputs, num_outputs)
         found[name] = with_places(found.get(name), spec, mine, like)
-    return ModelAdapters(names, found, AdapterPlaces(spec, len(names), dtype, cuts))
+    return ModelAdapters(names, found, PlacedAdapters(spec, len(names), dtype, cuts))
 
 
 def _stacked(pairs: Mapping[int, tuple[Tensor, Tensor]], num_adapters: int, device: str) -> LowRank:

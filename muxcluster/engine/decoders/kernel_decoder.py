@@ -85,10 +85,6 @@ class KernelDecoder:
     head: Linear
 
     @property
-    def has_windows(self) -> bool:
-        return any(layer.call.sliding_window is not None for layer in self.layers)
-
-    @property
     def windows(self) -> tuple[int | None, ...]:
         return tuple(layer.call.sliding_window for layer in self.layers)
 

@@ -121,10 +121,6 @@ class FusedDecoder:
     step: DecodeStep | None = None  # of rows of one new token; None: as all others
 
     @property
-    def has_windows(self) -> bool:
-        return any(layer.call.sliding_window is not None for layer in self.layers)
-
-    @property
     def windows(self) -> tuple[int | None, ...]:
         return tuple(layer.call.sliding_window for layer in self.layers)
 

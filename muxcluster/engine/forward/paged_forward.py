@@ -16,11 +16,6 @@ class TokenForward(Protocol):
     """Runs a batch of tokens through a model."""
 
     @property
-    def has_windows(self) -> bool:
-        """True unless it is known that every layer attends to all earlier tokens."""
-        ...
-
-    @property
     def windows(self) -> tuple[int | None, ...]:
         """How many of the last tokens each layer sees, None: all; () where all layers see all."""
         ...
@@ -73,7 +68,7 @@ class Forward:
         self._model = model
         whole: Any = model.config
         config = whole.get_text_config(decoder=True)
-        self.has_windows = any(getattr(config, name, None) for name in WINDOW_NAMES)
+        self._may_have_windows = any(getattr(config, name, None) for name in WINDOW_NAMES)
         self._windows: tuple[int | None, ...] | None = None
         self._picks_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -86,7 +81,7 @@ class Forward:
     def windows(self) -> tuple[int | None, ...]:
         """As `TokenForward.windows`; the first call runs a model that may have some."""
         if self._windows is None:
-            self._windows = self._seen_by_layers() if self.has_windows else ()
+            self._windows = self._seen_by_layers() if self._may_have_windows else ()
         return self._windows
 
     @torch.inference_mode()

@@ -6,8 +6,8 @@ from pathlib import Path
 from torch import nn
 
 from muxcluster.core.errors import LoadError
-from muxcluster.core.inputs.adapter_files import read_adapter
-from muxcluster.core.inputs.adapter_load import AdapterCheck
+from muxcluster.core.inputs.adapters.files import read_adapter
+from muxcluster.core.inputs.adapters.load import AdapterCheck
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.adapters.low_rank import read_pairs, version_of
 from muxcluster.engine.adapters.places import check_ranks, placed_linears

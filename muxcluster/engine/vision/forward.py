@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from muxcluster.core.inputs.image_rules import ImageRules
+from muxcluster.core.inputs.images.rules import ImageRules
 from muxcluster.engine.forward.attention import LayerAttention
 from muxcluster.engine.forward.paged_forward import Forward
 from muxcluster.engine.vision.tower import VisionTower
@@ -54,10 +54,6 @@ class ForwardWithImages:
     forward: VisionForward
     positions: Tensor  # int64 [3, tokens], of the whole batch
     pieces: Sequence[ImagePiece]
-
-    @property
-    def has_windows(self) -> bool:
-        return self.forward.has_windows
 
     @property
     def windows(self) -> tuple[int | None, ...]:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from muxcluster.core.errors import LoadError
-from muxcluster.core.inputs.image_rules import read_image_rules
+from muxcluster.core.inputs.images.rules import read_image_rules
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.forward.paged_forward import Forward
 from muxcluster.engine.vision.forward import VisionForward

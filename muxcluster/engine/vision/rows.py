@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from muxcluster.core.inputs.prompt_image import PromptImage
+from muxcluster.core.inputs.images.prompt_image import PromptImage
 from muxcluster.core.job import Admission, Rows
 from muxcluster.engine.forward.paged_forward import TokenForward
 from muxcluster.engine.vision.forward import ForwardWithImages, ImagePiece, VisionForward

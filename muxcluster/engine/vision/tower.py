@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from muxcluster.core.inputs.image_rules import ImageRules
+from muxcluster.core.inputs.images.rules import ImageRules
 
 _ATTENTION = "sdpa"  # of the tower: its keys and values are in no pool
 

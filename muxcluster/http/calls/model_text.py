@@ -22,7 +22,7 @@ from muxcluster.core.errors import (
     UnsupportedParameter,
 )
 from muxcluster.core.inputs.clip import clip
-from muxcluster.core.inputs.image_rules import ImageLimits, ImageRules, read_image_rules
+from muxcluster.core.inputs.images.rules import ImageLimits, ImageRules, read_image_rules
 from muxcluster.core.served import ServedModel
 from muxcluster.text.reasoning import HARMONY, PromptEnd, ReasoningTags, tags_of
 from muxcluster.text.rendering.pool import RenderPool

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.errors import InvalidValue
-from muxcluster.core.inputs.image_rules import ImageLimits
+from muxcluster.core.inputs.images.rules import ImageLimits
 from muxcluster.core.sampling import Constraint, SamplingParams
 from muxcluster.http.calls.model_text import ModelText
 from muxcluster.text.reasoning import HARMONY, PromptEnd, prompt_end

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from muxcluster.core.errors import InvalidValue
-from muxcluster.core.inputs.image_rules import ImageRules
-from muxcluster.core.inputs.prompt_image import PromptImage
+from muxcluster.core.inputs.images.prompt_image import PromptImage
+from muxcluster.core.inputs.images.rules import ImageRules
 from muxcluster.text.images.decoding import Picture, decoded
 from muxcluster.text.validation.images import ImageParts
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from muxcluster.core.events import Finished, FinishReason
 from muxcluster.core.hashing import extend_hashes, root_hash
-from muxcluster.core.inputs.prompt_image import block_marks
+from muxcluster.core.inputs.images.prompt_image import block_marks
 from muxcluster.core.job import Side
 from muxcluster.core.request import PinnedPrefix, Request, ServiceClass, Slo
 from muxcluster.core.unitspec import ModelSpec

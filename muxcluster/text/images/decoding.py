@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from muxcluster.core.errors import InvalidValue
-from muxcluster.core.inputs.image_rules import ImageLimits, ImageRules
-from muxcluster.core.inputs.prompt_image import content_digest
+from muxcluster.core.inputs.images.prompt_image import content_digest
+from muxcluster.core.inputs.images.rules import ImageLimits, ImageRules
 from muxcluster.text.validation.images import ImagePart
 
 _FORMATS = ("PNG", "JPEG", "WEBP")

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.errors import InvalidValue
-from muxcluster.core.inputs.prompt_image import PromptImage
+from muxcluster.core.inputs.images.prompt_image import PromptImage
 from muxcluster.text.images.decoding import Picture
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from muxcluster.core.errors import InvalidValue, MissingParameter, UnsupportedParameter
 from muxcluster.core.inputs.clip import plain
-from muxcluster.core.inputs.image_rules import ImageLimits
+from muxcluster.core.inputs.images.rules import ImageLimits
 
 IMAGE_PART = "image_url"
 _SCHEME, _ENCODING = "data:", ";base64"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from muxcluster.core.inputs.adapter_files import read_adapter
-from muxcluster.core.inputs.adapter_load import LoadedAdapter, version_in
+from muxcluster.core.inputs.adapters.files import read_adapter
+from muxcluster.core.inputs.adapters.load import LoadedAdapter, version_in
 from muxcluster.core.request import Request
 from muxcluster.core.unitspec import AdapterSpec, ModelSpec, UnitSpec
 from muxcluster.engine.adapters.low_rank import version_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxcluster.core.inputs.prompt_image import PromptImage
+from muxcluster.core.inputs.images.prompt_image import PromptImage
 from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.engine.processes.admissions import AdmissionLedger

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from muxcluster.core.inputs.image_rules import ImageLimits, read_image_rules
+from muxcluster.core.inputs.images.rules import ImageLimits, read_image_rules
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.demo.tokenizer_training import BOS_ID, EOS_ID, PAD_ID, write_tokenizer

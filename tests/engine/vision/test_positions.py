@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForImageTextToText
 
-from muxcluster.core.inputs.image_rules import read_image_rules
-from muxcluster.core.inputs.prompt_image import PromptImage
+from muxcluster.core.inputs.images.prompt_image import PromptImage
+from muxcluster.core.inputs.images.rules import read_image_rules
 from muxcluster.engine.vision.positions import PromptPositions
 from muxcluster.engine.vision.tower import patches_of
 from tests.amounts import examples

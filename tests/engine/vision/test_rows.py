@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from muxcluster.core.inputs.prompt_image import PromptImage
+from muxcluster.core.inputs.images.prompt_image import PromptImage
 from muxcluster.core.job import Admission, Rows
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.engine.vision.forward import ForwardWithImages

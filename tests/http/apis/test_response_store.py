@@ -152,7 +152,7 @@ def test_old_ones_go(file: ResponseFile, clock: Clock, tmp_path: Path) -> None:
 
 def rows(file: ResponseFile) -> list[str]:
     """What is on disk."""
-    with contextlib.closing(sqlite3.connect(file.path)) as other:
+    with contextlib.closing(sqlite3.connect(file._file.path)) as other:
         return [each for (each,) in other.execute("SELECT id FROM responses ORDER BY id")]
 
 
@@ -183,7 +183,7 @@ def test_the_sums_of_keys_are_those_of_their_rows(steps: list[tuple[int, int, in
                 file.end(owner, response_id, b"x" * size)
             else:
                 file.add(stored(response_id, owner, is_open=True, response=b"x" * size))
-        with contextlib.closing(sqlite3.connect(file.path)) as other:
+        with contextlib.closing(sqlite3.connect(file._file.path)) as other:
             held = dict(other.execute("SELECT owner, bytes FROM held"))
             asked = "SELECT owner, SUM(length(input) + length(response)) FROM responses GROUP BY 1"
             assert held == dict(other.execute(asked))
@@ -195,7 +195,7 @@ def test_the_sums_of_keys_are_those_of_their_rows(steps: list[tuple[int, int, in
 
 def test_a_file_of_a_later_version_is_left_alone(file: ResponseFile, tmp_path: Path) -> None:
     file.close()
-    with contextlib.closing(sqlite3.connect(file.path)) as other:
+    with contextlib.closing(sqlite3.connect(file._file.path)) as other:
         other.execute("PRAGMA user_version = 3")
     with pytest.raises(StorageFailed, match="later version"):
         ResponseFile(settings(tmp_path))

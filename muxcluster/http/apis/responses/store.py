@@ -2,20 +2,16 @@
 
 import asyncio
 import logging
-import os
-import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from muxcluster.core.errors import StorageFailed
 from muxcluster.core.inputs.carried import Carried
-from muxcluster.core.inputs.private import make_private_folder, open_private
-from muxcluster.core.inputs.sqlite_form import keep_form
+from muxcluster.core.inputs.sqlite_file import SqliteFile
 from muxcluster.http.settings import StoreSettings
 
 logger = logging.getLogger(__name__)
@@ -135,24 +131,10 @@ class ResponseFile:
         """
         self._settings = settings
         self._clock = clock
-        directory = Path(settings.directory)
-        self.path = directory / NAME
-        try:
-            make_private_folder(directory, (NAME, f"{NAME}-wal", f"{NAME}-shm"))
-            os.close(open_private(self.path, os.O_RDWR))
-        except OSError as error:
-            raise StorageFailed(self.path, error.strerror or str(error)) from error
-        with self._failures():
-            self._connection = sqlite3.connect(
-                self.path, isolation_level=None, check_same_thread=False
-            )
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            # what is committed survives the end of the process; a power cut may take the last rows
-            self._connection.execute("PRAGMA synchronous=NORMAL")
-            # what is deleted is overwritten, not only unlinked
-            self._connection.execute("PRAGMA secure_delete=ON")
-            self._connection.executescript(_SCHEMA)
-            keep_form(self._connection, _FORM, self.path)
+        # what is committed survives the end of the process; a power cut may take the last rows
+        # what is deleted is overwritten, not only unlinked
+        pragmas = {"synchronous": "NORMAL", "secure_delete": "ON"}
+        self._file = SqliteFile(Path(settings.directory) / NAME, _SCHEMA, _FORM, pragmas)
         self.forget_old()
 
     def add(self, stored: StoredResponse) -> None:
@@ -168,42 +150,42 @@ class ResponseFile:
             int(self._clock()),
             len(stored.input) + len(stored.response),
         )
-        with self._writing():
+        with self._file.writing():
             self._delete_old()
-            self._connection.execute(_ADD, values)
+            self._file.connection.execute(_ADD, values)
             self._make_room(stored.owner, stored.response_id)
 
     def end(self, owner: str, response_id: str, response: bytes) -> bool:
         """As `ResponseStore.end`."""
         values = {"id": response_id, "owner": owner, "response": response}
-        with self._writing():
-            is_ended = self._connection.execute(_END, values).rowcount > 0
+        with self._file.writing():
+            is_ended = self._file.connection.execute(_END, values).rowcount > 0
             self._make_room(owner, response_id)
         return is_ended
 
     def find(self, owner: str, response_id: str) -> StoredResponse | None:
         """As `ResponseStore.find`."""
-        with self._failures():
+        with self._file.failures():
             asked = self._asked(owner, response_id)
-            row = self._connection.execute(f"SELECT {_COLUMNS} {_ONE}", asked).fetchone()
+            row = self._file.connection.execute(f"SELECT {_COLUMNS} {_ONE}", asked).fetchone()
         return None if row is None else _stored(row)
 
     def is_open(self, owner: str, response_id: str) -> bool | None:
         """As `ResponseStore.is_open`."""
-        with self._failures():
+        with self._file.failures():
             asked = self._asked(owner, response_id)
-            row = self._connection.execute(f"SELECT is_open {_ONE}", asked).fetchone()
+            row = self._file.connection.execute(f"SELECT is_open {_ONE}", asked).fetchone()
         return None if row is None else bool(row[0])
 
     def turns(self, owner: str, response_id: str) -> list[StoredResponse]:
         """As `ResponseStore.turns`."""
-        with self._failures():
+        with self._file.failures():
             asked = self._asked(owner, response_id)
-            return [_stored(row) for row in self._connection.execute(_TURNS, asked)]
+            return [_stored(row) for row in self._file.connection.execute(_TURNS, asked)]
 
     def forget_old(self) -> None:
         """Delete the responses that are too old."""
-        with self._writing():
+        with self._file.writing():
             self._delete_old()
 
     def _asked(self, owner: str, response_id: str) -> dict[str, object]:
@@ -215,47 +197,25 @@ class ResponseFile:
 
     def _delete_old(self) -> None:
         asked = "DELETE FROM responses WHERE created_s < ?"
-        self._connection.execute(asked, (self._oldest_s(),))
+        self._file.connection.execute(asked, (self._oldest_s(),))
 
     def _make_room(self, owner: str, kept_id: str) -> None:
         """Delete an owner's oldest until they hold no more than they may, or one is left."""
         asked = "SELECT 1 FROM held WHERE owner = ? AND bytes > ?"
         most = self._settings.most_key_bytes
-        while self._connection.execute(asked, (owner, most)).fetchone() is not None:
-            if not self._connection.execute(_OLDEST_OTHER, (owner, kept_id)).rowcount:
+        while self._file.connection.execute(asked, (owner, most)).fetchone() is not None:
+            if not self._file.connection.execute(_OLDEST_OTHER, (owner, kept_id)).rowcount:
                 return
 
     def delete(self, owner: str, response_id: str) -> bool:
         """As `ResponseStore.delete`."""
         asked = "DELETE FROM responses WHERE id = ? AND owner = ?"
-        with self._writing():
-            return self._connection.execute(asked, (response_id, owner)).rowcount > 0
+        with self._file.writing():
+            return self._file.connection.execute(asked, (response_id, owner)).rowcount > 0
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        self._connection.close()
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Run the block in a transaction; if it raises, nothing is kept."""
-        with self._failures():
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._connection.execute("COMMIT")
-            except BaseException:
-                # a full disk may have rolled back already
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def _failures(self) -> Iterator[None]:
-        """Raise SQLite's errors in the block as StorageFailed."""
-        try:
-            yield
-        except sqlite3.DatabaseError as error:
-            raise StorageFailed(self.path, str(error)) from error
+        self._file.close()
 
 
 class LocalResponseStore:

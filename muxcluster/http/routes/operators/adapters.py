@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from muxcluster.core.errors import InvalidValue, PermissionDenied, RequestTimeout
-from muxcluster.core.inputs.adapter_load import AdapterLoad
+from muxcluster.core.inputs.adapters.load import AdapterLoad
 from muxcluster.core.served import ServedModel
 from muxcluster.http.calls.model_text import ModelTexts
 from muxcluster.http.routes.documents import documented

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from muxcluster.core.errors import StorageFailed
-from muxcluster.core.inputs.sqlite_form import keep_form
+from muxcluster.core.inputs.sqlite_file import keep_form
 
 
 @pytest.fixture()

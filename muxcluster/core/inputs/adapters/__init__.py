@@ -1,0 +1,1 @@
+"""LoRA adapters: their files, and what processes tell each other of them."""

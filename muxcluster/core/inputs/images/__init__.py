@@ -1,0 +1,1 @@
+"""Images in prompts: what is accepted, and how a prompt carries them."""
