@@ -1,6 +1,7 @@
 """Units with real worker processes in tests: finding, watching and killing their processes."""
 
 import os
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,32 @@ def asked_of(spec: UnitSpec, count: int = 16) -> dict[str, list[int]]:
         share = len(range(i, count, len(spec.models)))
         asked |= prompts(model.name, share, model.vocab_size)
     return asked
+
+
+class CopyKills:
+    """Kills the first worker that saves, the next that restores, and so on; sees each job sent."""
+
+    def __init__(self, executor: ProcessExecutor, *, delays_s: Sequence[float] = (0.0,)) -> None:
+        """delays_s: from a job's launch to the kill, of each worker that saves and one that
+        restores."""
+        self._executor = executor
+        self._wanted = [(copies, delay) for delay in delays_s for copies in ("saves", "restores")]
+        self.killed: list[int] = []  # process ids
+
+    @property
+    def is_over(self) -> bool:
+        return not self._wanted
+
+    def __call__(self, job: Job) -> None:
+        pid = children(self._executor.owner_pid).get(f"mux-worker-{job.worker_id}")
+        if self.is_over or pid is None or pid in self.killed:
+            return
+        copies, delay_s = self._wanted[0]
+        if any(len(getattr(each, copies)) for each in job.copies):
+            time.sleep(delay_s)
+            os.kill(pid, signal.SIGKILL)
+            self.killed.append(pid)
+            del self._wanted[0]
 
 
 def children(pid: int) -> dict[str, int]:

@@ -110,7 +110,7 @@ def test_a_disk_that_refuses_keeps_no_request_open_and_the_batch_counts_later(
     book = book_in(tmp_path, clock)
     assert ask(book, "1") and ask(book, "2")
     other = sqlite3.connect(tmp_path / NAME, isolation_level=None)
-    book._ledger._connection.execute("PRAGMA busy_timeout=0")
+    book._ledger._file.connection.execute("PRAGMA busy_timeout=0")
     other.execute("BEGIN IMMEDIATE")
     for _ in range(2):  # the answer is lost once
         asyncio.run(book.settle("i", 1, [end("1")]))
@@ -130,7 +130,7 @@ def test_what_a_disk_refused_is_written_at_the_end(tmp_path, clock) -> None:
     book = book_in(tmp_path, clock)
     assert ask(book, "1")
     other = sqlite3.connect(tmp_path / NAME, isolation_level=None)
-    book._ledger._connection.execute("PRAGMA busy_timeout=0")
+    book._ledger._file.connection.execute("PRAGMA busy_timeout=0")
     other.execute("BEGIN IMMEDIATE")
     asyncio.run(book.settle("i", 1, [end("1")]))
     other.execute("ROLLBACK")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from muxcluster.core.job import Job, WorkerSpec
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.processes.executor import ProcessExecutor
 from muxcluster.engine.states.rows import StatefulRows
@@ -20,7 +20,7 @@ from tests.blocks import scaled
 from tests.engine.conftest import ModelBuilder
 from tests.engine.fakes import Sink
 from tests.engine.hybrid_units import hybrid_spec, serve_both, total
-from tests.engine.live_units import children, workers_of
+from tests.engine.live_units import CopyKills, workers_of
 from tests.engine.lockstep import Lockstep
 from tests.engine.states.units import with_states
 from tests.engine.stepping import SteppedUnit
@@ -188,24 +188,10 @@ def test_workers_killed_in_jobs_that_save_and_restore(tiny: ModelBuilder, oracle
     workers = tuple(WorkerSpec(worker_id, (0.5,)) for worker_id in (0, 1))
     spec = lending_spec(tiny, num_blocks=440, lane="adbs", workers=workers, partition="threads")
     executor = ProcessExecutor(spec)
-    wanted, killed = ["saves", "restores"], []
-
-    def kill(job: Job) -> None:
-        """The first worker that saves, and the next that restores."""
-        pid = children(executor.owner_pid).get(f"mux-worker-{job.worker_id}")
-        if (
-            pid
-            and pid not in killed
-            and wanted
-            and any(len(getattr(each, wanted[0])) for each in job.copies)
-        ):
-            os.kill(pid, signal.SIGKILL)
-            killed.append(pid)
-            del wanted[0]
-
-    served = serve_both(spec, Lockstep(executor, kill), num_waves=4)
+    kills = CopyKills(executor)
+    served = serve_both(spec, Lockstep(executor, kills), num_waves=4)
     served.crowd.check(oracles)
-    assert len(killed) == 2
+    assert kills.is_over
 
 
 @pytest.mark.parametrize("family", FIRST[:2])

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from tests.engine.hybrid_units import (
     serve_both,
     total,
 )
-from tests.engine.live_units import children
+from tests.engine.live_units import CopyKills
 from tests.engine.lockstep import Lockstep
 from tests.engine.units import running
 from tests.oracles import GreedyOracle
@@ -144,26 +143,10 @@ def test_workers_killed_in_jobs_that_save_and_restore(
     if kv_dtype != "auto":
         oracles = {name: GreedyOracle(path, kv_dtype) for name, path in directories.items()}
     executor = ProcessExecutor(spec)
-    wanted = ["saves", "restores"] * 2
-    killed: list[int] = []
-
-    def kill(job: Job) -> None:
-        """The first worker that saves, the next that restores, and so on."""
-        pid = children(executor.owner_pid).get(f"mux-worker-{job.worker_id}")
-        if (
-            pid
-            and pid not in killed
-            and wanted
-            and any(len(getattr(each, wanted[0])) for each in job.copies)
-        ):
-            time.sleep(DELAYS_S[len(killed) // 2])
-            os.kill(pid, signal.SIGKILL)
-            killed.append(pid)
-            del wanted[0]
-
-    served = serve_both(spec, Lockstep(executor, kill), num_waves=num_waves)
+    kills = CopyKills(executor, delays_s=DELAYS_S[:2])
+    served = serve_both(spec, Lockstep(executor, kills), num_waves=num_waves)
     served.crowd.check(oracles)
-    assert len(killed) == 4
+    assert kills.is_over
     assert total(served.stats.models)["saved_slots"] > 0
 
 

@@ -3,8 +3,6 @@
 mistral has a window of 16 tokens in all layers, gemma2 in every second one.
 """
 
-import os
-import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muxcluster.core.job import Job, WorkerSpec
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.processes.executor import ProcessExecutor
 from muxcluster.engine.unit.executor_choice import make_executor
@@ -21,7 +19,7 @@ from tests.amounts import slow
 from tests.blocks import block_tokens, scaled
 from tests.engine.conftest import ModelBuilder
 from tests.engine.hybrid_units import hybrid_spec, serve_both, total
-from tests.engine.live_units import children
+from tests.engine.live_units import CopyKills
 from tests.engine.lockstep import Lockstep
 from tests.engine.stepping import SteppedUnit
 from tests.engine.units import (
@@ -160,24 +158,10 @@ def test_workers_killed_in_jobs_that_save_and_restore(tiny: ModelBuilder) -> Non
         directories, num_blocks=150, lane="adbs", workers=workers, partition="threads"
     )
     executor = ProcessExecutor(spec)
-    wanted, killed = ["saves", "restores"], []
-
-    def kill(job: Job) -> None:
-        """The first worker that saves, and the next that restores."""
-        pid = children(executor.owner_pid).get(f"mux-worker-{job.worker_id}")
-        if (
-            pid
-            and pid not in killed
-            and wanted
-            and any(len(getattr(each, wanted[0])) for each in job.copies)
-        ):
-            os.kill(pid, signal.SIGKILL)
-            killed.append(pid)
-            del wanted[0]
-
-    served = serve_both(spec, Lockstep(executor, kill), num_waves=5)
+    kills = CopyKills(executor)
+    served = serve_both(spec, Lockstep(executor, kills), num_waves=5)
     served.crowd.check(oracles_of(directories))
-    assert len(killed) == 2
+    assert kills.is_over
 
 
 @pytest.mark.parametrize("family", [*slow("mistral", "gpt_oss"), "gemma2"])
