@@ -289,3 +289,26 @@ def test_a_client_that_does_not_read_is_cut(
             for _ in range(100_000):
                 lazy.sendall(request * 100)
     assert status_of(exchange(port, CLOSING)) == 200
+
+
+def test_a_closed_connection_does_not_wait_for_a_client_that_does_not_read(
+    parser: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With too little unsent to pause the answer: here any amount is."""
+    enter = OpenConnections.enter
+    entered: list[OpenConnections] = []
+
+    def enter_unpaused(self: OpenConnections, transport: Any) -> None:
+        transport.set_write_buffer_limits(high=2**30)
+        enter(self, transport)
+        entered.append(self)
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(2**25)})
+
+    monkeypatch.setattr(OpenConnections, "enter", enter_unpaused)
+    monkeypatch.setattr(connection_module, "UNREAD_S", 0.3)
+    with listening(large, HeadLimits(timeout_s=600.0), parser) as port, connected(port) as lazy:
+        lazy.sendall(CLOSING)
+        assert wait_until(lambda: bool(entered) and not len(entered[0]))

@@ -36,8 +36,9 @@ HEADER_EXTRA_BYTES = 4  # `: ` and the end of the line
 # reset the connection, and the client could lose the answer.
 LINGER_S = 2.0
 LINGER_BYTES = 2**20
-# How long a client may read nothing while its unsent answer fills the buffer. It holds a
-# connection, and no time limit of a request ends a whole answer that is ready.
+# How long a client may read nothing while its unsent answer fills the buffer, or while its
+# connection waits for the last of it to be closed. It holds a connection, and no time limit of a
+# request ends a whole answer that is ready.
 UNREAD_S = 60.0
 BAD_REQUEST = status_error(400, "this is not a valid HTTP/1.1 request")
 
@@ -114,6 +115,7 @@ class Guard:
         self._connections = connections
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._is_gone = False
         self._is_head_late = True
         self._refusal: HttpError | None = None
         self._num_discarded = 0
@@ -131,8 +133,9 @@ class Guard:
 
     def close(self) -> None:
         """Note that the connection is gone."""
+        self._is_gone = True
         self.have_bytes()
-        self.can_write()
+        self._expect_no_reader()
         self._connections.leave(self._transport)
 
     def begin_request(self) -> None:
@@ -142,13 +145,17 @@ class Guard:
 
     def cannot_write(self) -> None:
         """Note that the client does not read as fast as it is sent to."""
-        self._write_timer = self._later(UNREAD_S, self._transport.abort)
+        self._expect_reader()
 
     def can_write(self) -> None:
-        """Note that the client has read, or is gone."""
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+        """Note that the client has read."""
+        if not self._transport.is_closing():
+            self._expect_no_reader()
+
+    def end(self) -> None:
+        """Close the connection when the client has read what is sent."""
+        self._transport.close()
+        self._expect_reader()
 
     def expect_bytes(self, *, of_head: bool = True) -> None:
         """Wait for the rest of a head, or of a body that was answered unread.
@@ -172,6 +179,8 @@ class Guard:
 
     def answered(self) -> None:
         """Note that a response is complete."""
+        if self._transport.is_closing():  # by uvicorn: the client keeps no connection
+            self._expect_reader()
         if self.is_answering():
             return
         self._connections.end_requests(self._transport)
@@ -193,7 +202,7 @@ class Guard:
             self._refusal = error
             self.answered()
         elif newest.response_started:
-            self._transport.close()
+            self.end()
         else:
             # whoever waits for the body learns that there is no client any more
             newest.disconnected = True
@@ -204,7 +213,7 @@ class Guard:
         """Drop what a client sends while its connection ends."""
         self._num_discarded += num_bytes
         if self._num_discarded > LINGER_BYTES:
-            self._transport.close()
+            self.end()
 
     def _late(self) -> None:
         self._timer = None
@@ -214,7 +223,7 @@ class Guard:
             limit_s = self._limits.timeout_s
             self.refuse(status_error(408, f"no complete request head within {limit_s:g} s"))
         else:
-            self._transport.close()
+            self.end()
 
     def _send(self, error: HttpError) -> None:
         self.have_bytes()
@@ -223,12 +232,29 @@ class Guard:
         self._write(error)
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        self._timer = self._later(LINGER_S, self._transport.close)
+        self._timer = self._later(LINGER_S, self.end)
 
     def _write(self, error: HttpError) -> None:
         if self._limits.on_refused is not None:
             self._limits.on_refused(error.status)
         self._transport.write(response_bytes(error))
+
+    def _expect_reader(self) -> None:
+        if self._write_timer is None and not self._is_gone:
+            unread = self._transport.get_write_buffer_size()
+            self._write_timer = self._later(UNREAD_S, partial(self._unread, unread))
+
+    def _expect_no_reader(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _unread(self, before: int) -> None:
+        self._write_timer = None
+        if self._transport.get_write_buffer_size() < before:
+            self._expect_reader()
+        else:
+            self._transport.abort()
 
     def _later(self, delay_s: float, work: Callable[[], None]) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(delay_s, work)
@@ -298,7 +324,7 @@ class LimitedHttpTools(HttpToolsProtocol):
         self._has_message_ended = False
         self._parse()
         if len(self._unparsed) > MAX_UNPARSED_BYTES:
-            self.transport.close()
+            self._guard.end()
         self._watch()
 
     def on_response_complete(self) -> None:
@@ -448,7 +474,7 @@ class LimitedH11(H11Protocol):
 
     def shutdown(self) -> None:
         if self._guard.is_ending:
-            self.transport.close()
+            self._guard.end()
         else:
             super().shutdown()
 
