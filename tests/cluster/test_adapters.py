@@ -19,6 +19,7 @@ from tests.oracles import GreedyOracle
 
 ADMIN = {"Authorization": "Bearer admin-key-Qq5"}
 PROMPT = "Many models share one engine"
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)

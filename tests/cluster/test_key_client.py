@@ -18,7 +18,7 @@ from muxcluster.tenants.keys import KeyLimits, KeySettings, KeyTable, TenantKey
 from muxcluster.tenants.messages import Ask, Settlement, UsageQuery
 
 # of Ray about its own options
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 OLD = TenantKey("old", "0" * 64, limits=KeyLimits(requests_per_minute=5))
 NEW = TenantKey("new", "1" * 64)
 

@@ -20,6 +20,7 @@ from muxcluster.http.settings import StoreSettings
 
 # of Ray about its own options
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.usefixtures("embedded"),
 ]

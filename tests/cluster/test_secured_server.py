@@ -20,6 +20,7 @@ from tests.http.listeners import CLOSING, exchange, free_port, status_of
 
 MODEL = "llama-a"
 KEY, ADMIN_KEY = "client-key-Xy7", "admin-key-Zw9"
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True, slots=True)

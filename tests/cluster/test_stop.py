@@ -64,6 +64,7 @@ def guarded(start_server: Any, config_file: Path, keys_file: Path) -> Any:
     return server
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for(guarded: Any) -> None:
     url = guarded.url()
     for path in ("/v1/models", "/status", "/metrics", "/timeline"):
@@ -99,6 +100,7 @@ def _usage(url: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]
     return rows
 
 
+@pytest.mark.slow
 def test_one_actor_counts_for_tenants_and_may_be_killed(
     guarded: Any, keys_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +170,7 @@ def _units(server: Any) -> list[int]:
     return _named(server, "cmdline", b"ray::UnitHost")
 
 
+@pytest.mark.slow
 def test_a_killed_unit_comes_back_and_is_found(guarded: Any) -> None:
     url = guarded.url()
     (unit,) = _units(guarded)
@@ -269,6 +272,7 @@ def test_sigterm_under_load_lets_answers_finish_and_leaves_no_process(guarded: A
     assert guarded.lines[num_lines:] == ["stopped"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_starting_leaves_no_process(
     start_server: Any, config_file: Path
 ) -> None:
