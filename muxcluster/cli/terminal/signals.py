@@ -36,6 +36,11 @@ def stoppable() -> Iterator[None]:
     before = {number: signal.signal(number, stop) for number in watched}
     try:
         yield
+    except SystemError as error:
+        # Python code that C code called was interrupted, and the C code did not notice
+        if isinstance(error.__cause__, Stopped):
+            raise error.__cause__ from None
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
