@@ -85,7 +85,7 @@ test-lease-versions: $(LEASE_STAMP)
 	$(LEASE_BIN)/python -m pytest -n 2 --dist loadfile $(LEASE_TESTS) $(ARGS)
 	PYTHONPATH=$(LEASE_VENV)/interpreter TRITON_INTERPRET=1 $(LEASE_BIN)/python -m pytest \
 		-n 2 --dist loadfile -W 'ignore:Conversion of an array:DeprecationWarning' \
-		tests/kernels_triton
+		tests/kernels_triton --one-case
 # ptxas of 3.6 spills up to 16 bytes in three of the binaries, of 3.7 in none.
 	$(LEASE_BIN)/python bench/compile_kernels.py --quick --allowed-stack 16
 	$(LEASE_BIN)/python bench/gpu/engine.py --dry --only equal equal.stock serve.1b.transformers

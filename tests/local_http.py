@@ -30,7 +30,7 @@ class QuietHandler(BaseHTTPRequestHandler):
 def running(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     """The URL of a server on a free port, until the block ends."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"

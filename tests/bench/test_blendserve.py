@@ -30,6 +30,7 @@ MIX, OTHER = Mix(1.4, 0.05), Mix(0.9, 0.05)
 LANES = (Lane.SPLIT, Lane.MIXED)
 
 
+@pytest.mark.slow
 def test_a_tiny_evaluation_is_published_with_its_runs(tmp_path: Path) -> None:
     kept, record = tmp_path / "rows.jsonl", tmp_path / "record.json"
     arguments = ["--quick", "--requests", "150", "--rows", str(kept)]

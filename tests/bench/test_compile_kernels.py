@@ -96,6 +96,7 @@ def test_the_script_fails_on_a_spill_on_nonsense_and_on_what_is_worse_than_it_wa
     assert "silu_mul fp16 sm_90: better than its bounds" in table
 
 
+@pytest.mark.slow
 def test_registers_without_and_with_spills():
     small, large = (compile_specimen(sums_of(width), 90) for width in (512, 8192))
     assert small.faults() == ()
@@ -106,6 +107,7 @@ def test_registers_without_and_with_spills():
     assert "stack" in large.faults()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "matrix"), [(80, "mma.sync"), (90, "wgmma.mma_async"), (100, "tcgen05.mma")]
 )

@@ -152,6 +152,7 @@ sys.exit(run_here({{"fine": fine, "fails": fails, "hangs": hangs}}))
 """
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_or_hangs_costs_itself_alone(tmp_path: Path) -> None:
     script = tmp_path / "parts.py"
     script.write_text(SCRIPT.format(root=str(Path(__file__).resolve().parents[2])))

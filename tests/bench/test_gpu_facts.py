@@ -66,6 +66,7 @@ def test_a_child_that_fails_or_hangs_is_reported() -> None:
     assert hung.output == "so far\n"
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_tensor() -> None:
     answer = ipc("cpu")
     assert answer.verdict == "yes"
@@ -218,6 +219,7 @@ def test_the_last_whole_line_counts() -> None:
     assert last_answer("", "killed") == {"verdict": "failed", "text": "killed", "numbers": {}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seen", "verdict"), [((132, 66, 34), "yes"), ((132, 132, 132), "no"), ((132, 66, 0), "no")]
 )

@@ -91,6 +91,7 @@ def wait_for_parts(path: Path, process: subprocess.Popen[str]) -> None:
         sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_call_that_is_killed_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -207,6 +207,7 @@ def test_what_did_not_end_is_a_miss_and_not_in_the_percentiles() -> None:
     assert SLO_SCALE > 1
 
 
+@pytest.mark.slow
 def test_the_simulator_serves_an_easy_load_and_knows_an_impossible_one(tmp_path: Path) -> None:
     easy = replace(WORK, rate_per_s=2.0, duration_s=60.0)
     for name in ("temporal", "adbs-mps", "mixed"):

@@ -91,6 +91,7 @@ def test_no_process_of_mps_records_more_than_one_model_has_sizes_for(
     assert sum(counts) <= 150
 
 
+@pytest.mark.slow
 def test_one_process_records_one_set(tmp_path: Path, graphs: Counter[int]) -> None:
     executor = InProcessExecutor(unit_of(tmp_path, BY_NAME["temporal"], SIZES[:1]))
     executor.start()

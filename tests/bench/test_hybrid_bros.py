@@ -167,6 +167,7 @@ def test_points_that_interactive_requests_alone_overload_are_left_out() -> None:
     assert bearable(CELLS) == []
 
 
+@pytest.mark.slow
 def test_a_short_run_gives_rows_claims_and_the_same_picture_twice(tmp_path: Path) -> None:
     points = [POINT, Point("opt-13b", "sharegpt", 5.0, 10.0, has_batch=False)]
     cells = Runner(Cache(tmp_path), 1, (0, 1)).cells(points, ENTRIES)

@@ -22,6 +22,7 @@ def result() -> Result:
     return run_case(TINY, 0.5, 0)
 
 
+@pytest.mark.slow
 def test_no_run_is_faster_than_the_cost_model_permits(result: Result) -> None:
     runs_s = [*result.joint_s.values(), *result.unaware_s.values()]
     assert 0 < result.optimum_s < min(runs_s)

@@ -66,6 +66,7 @@ def test_a_headline_of_attainment(report: CaseReport) -> None:
     assert headline.ratios([low, high]) == {"a": pytest.approx(high.attained / 0.25)}
 
 
+@pytest.mark.slow
 def test_half_of_the_models_have_most_of_the_requests(data_dir: Path) -> None:
     points = placement_points(data_dir, (2.0,), SHORT, Cache())
     for point, (gpus, models) in zip(points, ((8, 4), (16, 7)), strict=True):

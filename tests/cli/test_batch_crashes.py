@@ -176,6 +176,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_with_room_it_goes_on(
     capsys, tmp_path: Path, small_disk: Path, config: str
 ) -> None:

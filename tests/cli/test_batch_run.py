@@ -120,6 +120,7 @@ def _whole(text: str) -> str:
     return text.strip("\ufffd")
 
 
+@pytest.mark.slow
 def test_interrupted_it_goes_on_where_it_stopped(capsys, tmp_path: Path, config: str) -> None:
     count = 200
     file = write_job(tmp_path / "in.jsonl", prompts(count, seed=1))
@@ -209,6 +210,7 @@ def test_refusals(capsys, tmp_path: Path, config: str) -> None:
     assert output.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_it_imports_neither_ray_nor_torch(tmp_path: Path, config: str) -> None:
     file, output = write_job(tmp_path / "in.jsonl", prompts(2)), tmp_path / "out.jsonl"
     code = (

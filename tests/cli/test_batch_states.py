@@ -16,6 +16,7 @@ __all__ = ["fast_children", "preloaded"]
 pytestmark = pytest.mark.usefixtures("fast_children")
 
 
+@pytest.mark.slow
 def test_answers_are_hugging_faces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     directory = build_model(tmp_path / "mamba", "mamba", seed=3)
     asked = [("mamba", [20 + i, *range(30, 34 + 5 * i)]) for i in range(4)]

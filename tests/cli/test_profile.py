@@ -90,6 +90,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return Ran(code, out.getvalue(), err.getvalue(), file)
 
 
+@pytest.mark.slow
 def test_the_file_has_every_cell_asked_for_with_all_repeats(ran: Ran) -> None:
     assert ran.code == 0, ran.err
     profile = Profile.read(ran.file)
@@ -268,6 +269,7 @@ def test_dense_models_are_profiled_alone_and_side_by_side(tmp_path: Path, family
     assert pair.decode.beside
 
 
+@pytest.mark.slow
 def test_a_dense_model_is_profiled_quickly(tmp_path: Path) -> None:
     """With no axis given, the quick grid is cut to what its padded batches and context hold."""
     path = build_model(tmp_path / "model", "bloom")

@@ -164,6 +164,7 @@ def test_the_timeline_opens_in_perfetto_and_names_case_unit_model_and_share(
     assert [path.name for path in tmp_path.glob(".*")] == []
 
 
+@pytest.mark.slow
 def test_the_plot_shows_systems_and_models(capsys, small, tmp_path) -> None:
     pytest.importorskip("matplotlib")
     one, many, png = tmp_path / "one.svg", tmp_path / "many.svg", tmp_path / "p.PNG"

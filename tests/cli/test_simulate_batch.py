@@ -31,6 +31,7 @@ def _case(capsys, *arguments: str) -> dict:
     return case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "lengths"), [("auto", "sampled"), ("fcfs", "known"), ("batchllm", "sampled")]
 )

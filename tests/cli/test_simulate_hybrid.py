@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from muxcluster.scheduling.packing import PACKINGS
 from tests.cli.calls import call, refusal
 
@@ -27,6 +29,7 @@ def test_the_table_has_a_line_a_packing_with_both_classes(capsys, small) -> None
     assert all(len(line.split()) > 12 for line in lines[2:4])
 
 
+@pytest.mark.slow
 def test_every_packing_is_compared_where_no_system_is_named(capsys, small) -> None:
     cases = simulated(capsys, small(rate=1.0), "--hybrid", "--batch-requests", "8")
     assert [case["system"] for case in cases] == [f"muxserve:packing={name}" for name in PACKINGS]

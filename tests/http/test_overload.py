@@ -127,6 +127,7 @@ def ends(values: dict[Any, float]) -> Counter[str]:
     return +found
 
 
+@pytest.mark.slow
 def test_ten_thousand_at_once(backend, says) -> None:
     """512 wait, the others get 429 with Retry-After, and all that was accepted finishes."""
     says("hello world", ends=False)

@@ -63,6 +63,7 @@ def url(folder: Path, expected: dict[str, list[str]]) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 def test_texts_are_those_without_speculation(url: str, expected: dict[str, list[str]]) -> None:
     assert texts(url) == expected
 

@@ -167,4 +167,6 @@ def some_sinks(heads: int, case: PagedCase) -> Tensor:
     return torch.linspace(-4, 9, heads).to(case.dtype)
 
 
+# Sizes of heads, with the block that they run in.
+OTHER_SIZES = ((64, 16), (64, 32), (64, 64), (80, 16), (80, 64), (128, 16), (128, 32), (128, 64))
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

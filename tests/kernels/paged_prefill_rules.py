@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.amounts import slow
 from tests.kernels.paged_cases import (
+    OTHER_SIZES,
     TOLERANCES,
     PagedCase,
     filled_case,
@@ -91,8 +92,7 @@ class PagedPrefillRules:
     def test_windows_in_blocks_of_any_size(self, window, block):
         self.check_odd_lengths(128, torch.float16, block, sliding_window=window, soft_cap=2.0)
 
-    @pytest.mark.parametrize("block", [16, 32, 64])
-    @pytest.mark.parametrize("head_dim", [64, 80, 128])
+    @pytest.mark.parametrize(("head_dim", "block"), [(80, 32), *slow(*OTHER_SIZES)])
     def test_full_blocks_before_a_chunk_may_lie_as_the_other_side_fills_them(self, head_dim, block):
         tokens = filled_case([1], 1, head_dim, block=block).block_tokens
         lengths = [2 * tokens + 9, 3 * tokens + 1, 4 * tokens - 1] * 2

@@ -5,4 +5,22 @@ Triton reads the variable when a kernel is decorated, so it is set before any is
 
 import os
 
+import pytest
+
 os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--one-case", action="store_true", help="the first case of each test function alone"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--one-case"):
+        return
+    firsts: dict[str, pytest.Item] = {}
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            firsts.setdefault(item.nodeid.partition("[")[0], item)
+    items[:] = firsts.values()

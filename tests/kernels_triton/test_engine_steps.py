@@ -22,6 +22,7 @@ from muxcluster.engine.sampling import plain
 from muxcluster.engine.steps.device.captures import CallAgain
 from muxcluster.engine.steps.runner import UnitMemory, UnitRunner
 from muxcluster.kernels.on_gpu import triton_kernel
+from tests.amounts import slow
 from tests.engine.conftest import ModelBuilder, tiny
 from tests.engine.driver import Driver, ragged, unit_of
 from tests.engine.latents import needs_latents
@@ -69,14 +70,16 @@ def runner_of(unit: UnitSpec, *, fuses: bool) -> UnitRunner:
 @pytest.mark.parametrize(
     ("family", "fuses"),
     [
-        ("llama", True),
-        ("llama", False),
         ("qwen3", True),
-        ("qwen2", True),
-        ("mistral", True),
-        ("opt", False),
         ("gemma2", False),
-        ("mixtral", False),
+        *slow(
+            ("llama", True),
+            ("llama", False),
+            ("qwen2", True),
+            ("mistral", True),
+            ("opt", False),
+            ("mixtral", False),
+        ),
     ],
 )
 def test_prompts_chunks_and_decodes_in_one_job(
@@ -96,6 +99,7 @@ def test_prompts_chunks_and_decodes_in_one_job(
     assert set(calls) == asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fuses", [True, False], ids=["fused", "stock"])
 def test_rows_that_share_a_prefix(tiny: ModelBuilder, calls: Counter[str], fuses: bool) -> None:
     directory = tiny("llama")
@@ -107,7 +111,7 @@ def test_rows_that_share_a_prefix(tiny: ModelBuilder, calls: Counter[str], fuses
 
 
 @needs_latents
-@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+@pytest.mark.parametrize("family", [*slow("deepseek_v2"), "deepseek_v3"])
 def test_latents(tiny: ModelBuilder, calls: Counter[str], family: str) -> None:
     directory = tiny(family)
     unit = unit_of(directory, max_seqs=4)

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from muxcluster.core.job import Side
+from tests.amounts import examples
 from tests.kvcache.oracle import MODELS, Pair
 
-NUM_OPERATIONS = 6000
+NUM_OPERATIONS = examples(2400, 6000)
 
 
 class Walk:

@@ -6,6 +6,7 @@ import pytest
 from muxcluster.core.job import TableDelta
 from muxcluster.kvcache.cache import KvCache, ModelCache
 from muxcluster.kvcache.eviction import Pins
+from tests.amounts import examples
 from tests.kvcache.oracle import BLOCK_BYTES, MODELS, Pair
 from tests.kvcache.test_cache_random import Walk
 
@@ -48,7 +49,7 @@ def test_random_operations_get_the_same_answers(seed: int, num_blocks: int) -> N
     counted = KvCache(num_blocks, BLOCK_BYTES, MODELS, QUOTAS, has_block_ids=False)
     pair: Pair = walk.pair
     pair.cache = Twins(pair.cache, counted)  # type: ignore[assignment]  # answers like one
-    for _ in range(700):
+    for _ in range(examples(300, 700)):
         walk.step()
     for key in list(pair.oracle.sequences):
         pair.close(*key)

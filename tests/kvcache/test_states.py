@@ -94,7 +94,7 @@ def test_states_come_with_the_first_token_and_go_with_the_last() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=examples(40, 400))
+@settings(max_examples=examples(15, 400))
 def test_counts_alone_decide_alike(data: st.DataObject) -> None:
     num_blocks = data.draw(st.integers(9, 60))
     caches = [

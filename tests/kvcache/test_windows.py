@@ -36,7 +36,7 @@ MIXED = KvModel(
 )
 MODELS = {model.name: model for model in (ALL, MIXED)}
 QUOTAS = {"wide": 40, "odd": 40}
-NUM_OPERATIONS = 1000  # under each of the conditions
+NUM_OPERATIONS = examples(700, 1000)  # under each of the conditions
 
 # seed, blocks of the pool, host blocks, lazy saving
 CONDITIONS = [
@@ -135,7 +135,7 @@ def test_a_long_output_holds_what_its_windows_need(model: KvModel, caches: bool)
 
 
 @pytest.mark.parametrize("model", [ALL, MIXED], ids=lambda model: model.name)
-@settings(max_examples=examples(30, 300), deadline=None)
+@settings(max_examples=examples(10, 300), deadline=None)
 @given(data=st.data())
 def test_counts_alone_decide_as_ids_do(model: KvModel, data: st.DataObject) -> None:
     """The simulator's cache gives the same answers in any order of operations."""

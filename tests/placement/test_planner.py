@@ -38,7 +38,7 @@ NODES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=examples(5, 40))
+@settings(deadline=None, max_examples=examples(2, 40))
 @given(wanted=DEMANDS, hardware=NODES)
 def test_random_problems(wanted, hardware) -> None:
     demands = tuple(
@@ -77,6 +77,7 @@ def test_all_gpus_are_used_and_the_popular_model_gets_most() -> None:
     assert max(gpus, key=gpus.__getitem__) == "hot"
 
 
+@pytest.mark.slow
 def test_a_model_past_what_one_mesh_serves_gets_replicas() -> None:
     plan = place(Problem((demand("hot", rate=300.0),), (a100s(4, "a"), a100s(4, "b"))))
     assert sum(unit.tp for unit in plan.units) == 8

@@ -62,6 +62,7 @@ def test_the_order_of_models_and_nodes_does_not_matter(demands, hardware, seed) 
     assert planned(Problem(demands, there)) == planned(mixed)
 
 
+@pytest.mark.slow
 @FAST
 @given(demands=WANTED, hardware=HARDWARE, which=st.integers(0, 1))
 def test_one_gpu_more_never_lowers_the_throughput(demands, hardware, which) -> None:

@@ -8,7 +8,7 @@ import pytest
 from muxcluster.core.job import WorkerSpec
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.lending import Swapping
-from tests.amounts import slow
+from tests.amounts import examples, slow
 from tests.scheduling.rig import Rig, model_spec, request, unit_spec
 from tests.scheduling.test_hybrid import copied
 from tests.scheduling.test_random_runs import WORKERS, check_ends, random_request, run_to_the_end
@@ -129,6 +129,6 @@ def test_random_runs_end_and_swap(lane: str, monkeypatch: pytest.MonkeyPatch) ->
         return copies
 
     monkeypatch.setattr(Swapping, "_swap_out", noted)
-    for seed in range(5):
+    for seed in range(examples(4, 5)):
         random_run(lane, seed)
     assert sum(swapped) > 0

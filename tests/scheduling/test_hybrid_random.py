@@ -47,7 +47,7 @@ def random_run(
     ],
 )
 def test_random_runs_end(lane: str, packing: str) -> None:
-    for seed in range(examples(10, 50)):
+    for seed in range(examples(4, 50)):
         rig, asked = random_run(lane, seed, packing)
         check_ends(rig, asked)
 
@@ -64,7 +64,7 @@ def test_models_that_keep_states_lend_and_borrow_whole_columns(kinds: str) -> No
     ]
     num_lent: Counter[str] = Counter()
     num_restored = 0
-    for seed in range(examples(16, 32)):
+    for seed in range(examples(12, 32)):
         rig, asked = random_run(LANES[seed % len(LANES)], seed, models=models, pools=(56, 60, 72))
         check_ends(rig, asked)
         stats = rig.scheduler.stats(rig.now, "unit").models

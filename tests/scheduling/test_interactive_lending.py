@@ -7,7 +7,7 @@ import pytest
 
 from muxcluster.core.request import ServiceClass, Slo
 from muxcluster.scheduling.memory.lending import SequenceRestoring
-from tests.amounts import slow
+from tests.amounts import examples, slow
 from tests.scheduling.rig import Rig, request, unit_spec
 from tests.scheduling.test_hybrid import copied, rig_of
 from tests.scheduling.test_random_runs import WORKERS, check_ends, random_request, run_to_the_end
@@ -151,9 +151,9 @@ def test_random_runs_end_and_lend(lane: str, monkeypatch: pytest.MonkeyPatch) ->
         return restored
 
     monkeypatch.setattr(SequenceRestoring, "restore_interactive", noted)
-    for seed in range(5):
+    for seed in range(examples(2, 5)):
         random_run(lane, seed)
-    assert sum(returned) > 3
+    assert sum(returned) > examples(0, 3)
 
 
 def test_one_that_is_restored_over_the_blocks_of_another_lets_it_wait() -> None:

@@ -91,7 +91,7 @@ def some_requests(rng: random.Random, count: int, num_output: int = 30) -> list[
 def test_the_first_in_order_are_admitted_first(packing: str) -> None:
     """Brute force: whoever is admitted comes before all who wait on."""
     num_admitted = num_left = 0
-    num_runs = examples(8, 20)
+    num_runs = examples(4, 20)
     for seed in range(num_runs):
         rng = random.Random(seed)
         watch = Watch(packing, rng, 400, token_budget=rng.choice((16, 64)))
@@ -172,7 +172,7 @@ def test_round_robin_takes_each_class_in_order_of_arrival() -> None:
 @pytest.mark.parametrize("packing", ["fcfs", "round-robin"])
 def test_random_runs_end(packing: str, lane: str) -> None:
     """Aborts, failures, restarts and tiny pools: nobody is lost, nobody waits for ever."""
-    for seed in range(examples(8, 30)):
+    for seed in range(examples(4, 30)):
         rng = random.Random(f"{packing} {lane} {seed}")
         spec = unit_spec(
             lane=lane,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from muxcluster.core.request import PinnedPrefix, Request, ServiceClass
+from tests.amounts import examples
 from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
 from tests.scheduling.test_random_runs import (
     WORKERS,
@@ -134,7 +135,10 @@ def test_a_sequence_that_grows_takes_pinned_blocks_before_it_preempts_another() 
 
 @pytest.mark.parametrize("packing", ["priority", "fcfs", "hybrid"])
 def test_random_runs_with_pins_end_and_leak_nothing(packing: str) -> None:
-    assert sum(_random_run(lane, packing, seed) for lane in LANES for seed in range(6)) > 0
+    assert (
+        sum(_random_run(lane, packing, seed) for lane in LANES for seed in range(examples(2, 6)))
+        > 0
+    )
 
 
 def _random_run(lane: str, packing: str, seed: int) -> int:

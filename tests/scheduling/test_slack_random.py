@@ -130,7 +130,7 @@ def loads(draw: st.DrawFn) -> Load:
     )
 
 
-@settings(max_examples=examples(5, 15), deadline=None)
+@settings(max_examples=examples(2, 15), deadline=None)
 @given(loads())
 def test_who_would_be_in_time_alone_is_in_time_beside_batch_work(load: Load) -> None:
     alone, beside = served(load, has_batch=False), served(load, has_batch=True)
@@ -141,7 +141,7 @@ def test_who_would_be_in_time_alone_is_in_time_beside_batch_work(load: Load) -> 
     assert beside.batch_tokens > 0
 
 
-@settings(max_examples=examples(4, 10), deadline=None)
+@settings(max_examples=examples(2, 10), deadline=None)
 @given(loads(), st.booleans())
 def test_batch_work_alone_runs_at_full_speed(load: Load, has_been_interactive: bool) -> None:
     """A minute after the last interactive request, too, in jobs of the whole budget."""
@@ -161,7 +161,7 @@ def test_batch_work_alone_runs_at_full_speed(load: Load, has_been_interactive: b
     assert len(tokens) <= most_jobs
 
 
-@settings(max_examples=examples(4, 10), deadline=None)
+@settings(max_examples=examples(2, 10), deadline=None)
 @given(loads())
 def test_batch_work_goes_on_where_no_interactive_request_waits(load: Load) -> None:
     """Though some came just now and others may."""

@@ -35,7 +35,7 @@ def test_random_runs_end(lane: str) -> None:
 
 def test_random_runs_with_lending_end() -> None:
     num_lent = num_restored = 0
-    for seed in range(examples(8, 100)):
+    for seed in range(examples(4, 100)):
         rig, asked = test_hybrid_random.random_run(
             LANES[seed % len(LANES)], seed, models=stateful(), pools=(60, 72, 90)
         )

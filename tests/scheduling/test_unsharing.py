@@ -89,6 +89,7 @@ def test_sharing_is_tried_again_later() -> None:
     assert is_sharing(rig)
 
 
+@pytest.mark.slow
 def test_each_failed_trial_makes_the_next_one_later() -> None:
     rig = machine(SATURATED, loss=0.1)
     trials = [job.job_id for job in keep_busy(rig, 500.0) if job.share < 1.0]

@@ -36,7 +36,7 @@ def has_given_back(rig: Rig) -> bool:
 def test_random_runs_end(lane: str) -> None:
     """Steps are sent ahead in half of them."""
     num_given_back = 0
-    for seed in range(examples(8, 60)):
+    for seed in range(examples(4, 60)):
         rig, asked = test_random_runs.random_run(
             lane, seed, models=windowed(), pipeline_depth=1 + seed % 2
         )
@@ -47,7 +47,7 @@ def test_random_runs_end(lane: str) -> None:
 
 def test_random_runs_with_lending_end() -> None:
     num_given_back = num_restored = 0
-    for seed in range(examples(20, 100)):
+    for seed in range(examples(8, 100)):
         rig, asked = test_hybrid_random.random_run(
             LANES[seed % len(LANES)], seed, models=windowed(), pools=(44, 56, 60, 72)
         )

@@ -109,6 +109,7 @@ def test_a_light_case_serves_everyone_and_survives_json() -> None:
     assert worst_model({}, 8.0) is None
 
 
+@pytest.mark.slow
 def test_use_is_between_nothing_and_all_and_is_made_of_the_models_parts() -> None:
     spans = []
     use = run_case(small_case(), spans.append).use

@@ -125,6 +125,7 @@ def test_a_broken_sweep_goes_on_where_it_was(
     assert sorted(path.suffix for path in (tmp_path / "kept").iterdir()) == [".json"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", ["", '{"system": "x"}', "[]"])
 def test_a_damaged_file_counts_as_absent(cases: list[Case], tmp_path: Path, content: str) -> None:
     cache = Cache(tmp_path)
@@ -143,6 +144,7 @@ def test_other_code_knows_nothing_of_old_results(cases: list[Case], tmp_path: Pa
     assert Cache(tmp_path, "after").report(cases[0]) is None
 
 
+@pytest.mark.slow
 def test_plans_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, problem = Cache(tmp_path), small_case().problem
     plan = cache.plan("greedy", problem)

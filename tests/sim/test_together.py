@@ -64,6 +64,7 @@ def test_whole_jobs_are_predicted_as_the_predictors_do() -> None:
         assert found.apart_s[model] == pytest.approx(seconds)
 
 
+@pytest.mark.slow
 def test_a_sample_of_all_jobs_stands_for_them() -> None:
     unit = sim_unit(num_columns=COLUMNS, lane="adbs", max_seqs=256)
     # of fewer, filling and draining the unit would be much of the time

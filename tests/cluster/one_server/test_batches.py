@@ -116,6 +116,7 @@ def test_a_job_is_predicted_and_then_followed(client: OpenAI, url: str) -> None:
     assert foretold["duration_s"] > 0
 
 
+@pytest.mark.slow
 def test_cancelling_frees_all_blocks(client: OpenAI, url: str) -> None:
     batch = _submit(client, _lines(200, 400))
     deadline = time.monotonic() + PATIENCE_S

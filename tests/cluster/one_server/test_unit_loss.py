@@ -177,6 +177,7 @@ def test_the_live_view_saw_the_unit_go_and_come_back(
     assert "1 of 1 units up" in shown and all(name in shown for name in NAMES)
 
 
+@pytest.mark.slow
 def test_a_lost_owner_is_in_the_servers_output(runs: Any, server: Any, url: str) -> None:
     """The unit itself goes on, so that it is the one that says so."""
     (owner,) = (

@@ -105,7 +105,7 @@ def live(base: Base) -> Iterator[tuple[RecordingExecutor, Unit, Sink]]:
         yield executor, unit, sink
 
 
-@pytest.mark.parametrize("victim", [None, 0, 1, "owner"])
+@pytest.mark.parametrize("victim", [*slow(None, 0), 1, *slow("owner")])
 def test_more_adapters_than_places_and_whoever_is_killed(
     base: Base, live: tuple[RecordingExecutor, Unit, Sink], victim: int | str | None
 ) -> None:

@@ -100,6 +100,7 @@ def submit(unit: Unit, asked: Mapping[str, Sequence[int]], sampling: SamplingPar
         unit.submit(Request(request_id, model, tokens, own, adapter=adapter_of(request_id)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "lane"),
     [("llama", "adbs"), ("mixtral", "mixed"), *slow(("qwen3", "mixed"), ("qwen2", "temporal"))],

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.amounts import slow
 from tests.engine.conftest import ModelBuilder
 from tests.engine.dense.churn import Churn, queries
 from tests.engine.dense.models import dense_model
@@ -16,7 +17,7 @@ MOST_NEAR_TIES = 1
 """Of some 360 tokens; none was seen, and a wrong cache makes every token differ."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [FAMILIES[0], *slow(*FAMILIES[1:])])
 @torch.inference_mode()
 def test_thirty_queries_come_and_go(tiny: ModelBuilder, family: str) -> None:
     directory = tiny(family)

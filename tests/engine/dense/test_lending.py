@@ -48,6 +48,7 @@ def watch_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RowStore, "forget", noted_forget)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "num_blocks"), [("bloom", 520), ("mamba", 30), *slow(("jamba", 400))]
 )

@@ -97,6 +97,7 @@ class Weighed:
         monkeypatch.setattr(DenseBatch, "embed", weighed_embed)
 
 
+@pytest.mark.slow
 def test_batches_keep_to_the_slab_and_preempted_rows_come_again(
     tiny: ModelBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ class Churn:
                 self._open.discard(request_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bloom", "mamba", "jamba"])
 def test_any_worker_goes_on_with_any_sequence(tiny: ModelBuilder, family: str) -> None:
     churn = Churn(unit_of({family: tiny(family)}, ()), family)

@@ -13,6 +13,7 @@ from bench.kernels.fake_cuda import FakeCuda, decode_step, load
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.steps.device.capture_lint import CaptureLint, NotCapturable
 from muxcluster.engine.unit.in_process import InProcessExecutor
+from tests.amounts import slow
 from tests.engine.conftest import ModelBuilder, tiny
 from tests.engine.driver import unit_of
 from tests.engine.latents import needs_latents
@@ -27,7 +28,7 @@ def on_gpu(directory: Path, **fields: object) -> UnitSpec:
     return replace(unit_of(directory, **options), device="cuda:0")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES[:2], *slow(*FAMILIES[2:])])
 @pytest.mark.parametrize(
     "fuses",
     [pytest.param(True, id="fused"), pytest.param(False, id="stock", marks=pytest.mark.slow)],

@@ -115,6 +115,7 @@ def test_mps_is_taken_only_where_a_client_works(
     assert control.asked()[-1] == "ask quit -t 5"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_node_whose_daemon_starts_but_which_has_no_gpu_falls_back(
     control: FakeControl, caplog: pytest.LogCaptureFixture

@@ -130,6 +130,7 @@ def test_a_guarded_daemon_ends_with_its_stop(control: FakeControl) -> None:
     assert control.asked() == ["start", f"ask {ALIVE}", "ask quit -t 5"]
 
 
+@pytest.mark.slow
 def test_a_daemon_that_does_not_heed_quit_is_ended(
     control: FakeControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,7 @@ def built(tiny: ModelBuilder, case: Case) -> Path:
     return tiny(case.family, **{"num_hidden_layers": 1, **case.overrides})
 
 
+@pytest.mark.slow
 def test_random_jobs_meet_no_kernel_that_was_not_warmed_up(tiny: ModelBuilder, case: Case) -> None:
     check(case, built(tiny, case), 40, frozenset(Phase))
 

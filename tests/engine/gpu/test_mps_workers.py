@@ -95,6 +95,7 @@ def live(spec: UnitSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
             yield Running(executor, unit, sink, control)
 
 
+@pytest.mark.slow
 def test_workers_that_map_the_owners_memory_say_the_same_tokens(
     live: Running, spec: UnitSpec, expected: dict[str, list[int]]
 ) -> None:

@@ -211,6 +211,7 @@ def recording_bytes(
     return taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

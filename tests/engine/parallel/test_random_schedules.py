@@ -145,6 +145,7 @@ def test_ten_thousand_random_schedules_end_well_on_every_rank() -> None:
     check_schedules(range(DEFAULT, DEFAULT + ALL))
 
 
+@pytest.mark.slow
 def test_a_swap_of_two_jobs_on_one_rank_is_caught() -> None:
     """It is in the pipelined jobs of a worker, on one rank only."""
     num_swapped = 0

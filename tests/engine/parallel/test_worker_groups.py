@@ -153,6 +153,7 @@ def live(tiny: ModelBuilder) -> Iterator[Wide]:
         yield unit
 
 
+@pytest.mark.slow
 def test_prefill_and_decode_overlap_with_hugging_faces_tokens(live: Wide) -> None:
     asked = live.asked(8)
     submit(live.unit, asked, greedy(NUM_TOKENS))

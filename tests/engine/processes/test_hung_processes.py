@@ -18,6 +18,7 @@ from muxcluster.engine.executor import JobFailed, OwnerLost
 from muxcluster.engine.processes import owner_link as ownerlink
 from muxcluster.engine.processes.liveness import Patience
 from muxcluster.engine.processes.losses import MAX_IN_A_ROW
+from tests.amounts import slow
 from tests.engine.conftest import ModelBuilder
 from tests.engine.faulty_owner import MARKS
 from tests.engine.live_units import (
@@ -80,7 +81,7 @@ def misfortunes(live: Live) -> list[type]:
     return [type(outcome) for outcome in live.executor.misfortunes]
 
 
-@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize("worker", [*slow(0), 1])
 def test_a_worker_stopped_with_a_job_is_replaced(
     live: Live, spec: UnitSpec, undisturbed: Tokens, worker: int
 ) -> None:
@@ -113,6 +114,7 @@ def test_an_idle_worker_that_is_stopped_is_replaced_before_its_next_job(
     assert misfortunes(live) == []
 
 
+@pytest.mark.slow
 def test_a_stopped_owner_is_replaced(live: Live, spec: UnitSpec, undisturbed: Tokens) -> None:
     asked = asked_of(spec)
     owner, workers = live.executor.owner_pid, live.workers

@@ -72,7 +72,7 @@ def one_process(three: UnitSpec) -> dict[str, dict[str, list[int]]]:
     return tokens
 
 
-@pytest.mark.parametrize("how", ["sampled", "greedy"])
+@pytest.mark.parametrize("how", ["sampled", *slow("greedy")])
 def test_child_processes_and_one_process_agree(
     live: Live, three: UnitSpec, one_process: dict[str, dict[str, list[int]]], how: str
 ) -> None:
@@ -216,6 +216,7 @@ def test_an_owner_that_dies_loading_is_reported(
         Unit(three, lambda deltas: None).start()
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_leaves_no_process(
     corrupt: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

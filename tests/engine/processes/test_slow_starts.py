@@ -38,6 +38,7 @@ def live(spec: UnitSpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
         yield Live(executor, unit, sink)
 
 
+@pytest.mark.slow
 def test_a_replaced_worker_may_take_longer_to_start_than_a_job(live: Live, spec: UnitSpec) -> None:
     asked = asked_of(spec, 6)
     with running(replace(spec, partition="none")) as (unit, sink):

@@ -53,6 +53,7 @@ def idle_owner() -> int:
     return found
 
 
+@pytest.mark.slow
 def test_a_lost_owner_is_replaced_by_the_spare_and_the_tokens_stay(spec: UnitSpec) -> None:
     asked = asked_of(spec, 6)
     with running(spec) as (unit, sink):

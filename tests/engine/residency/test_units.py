@@ -35,11 +35,11 @@ def clients_of(tiny: ModelBuilder, families: Iterable[str], num_resident: int) -
 def test_more_models_than_memory_answer_as_alone_though_processes_are_killed(
     tiny: ModelBuilder,
 ) -> None:
-    """Four families in memory for two, 32 clients, batch work beside."""
+    """Four families in memory for two, 16 clients, batch work beside."""
     clients = clients_of(tiny, FOUR, num_resident=2)
-    clients.num_clients = 32
+    clients.num_clients = 16
     killer = Killer(clients.executor, random.Random(2))
-    script = {40: killer.worker, 80: killer.waking, 120: killer.model_owner}
+    script = {20: killer.worker, 40: killer.waking, 60: killer.model_owner}
 
     def disturb(num_ended: int) -> None:
         if num_ended in script:
@@ -47,7 +47,7 @@ def test_more_models_than_memory_answer_as_alone_though_processes_are_killed(
 
     clients.unit.start()
     try:
-        clients.run(200, disturb)
+        clients.run(100, disturb)
         stats = clients.unit.stats()
         processes = [clients.executor.owner_pid, *clients.executor.model_pids.values()]
     finally:

@@ -170,6 +170,7 @@ def lending_spec(tiny: ModelBuilder, *, num_blocks: int, **options: object) -> U
     return with_states(hybrid_spec(directories, num_blocks=num_blocks, **options))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_both_classes_lend_blocks_to_each_other(tiny: ModelBuilder, oracles: Oracles) -> None:
     """Two kinds of states and keys and values alone over each other's blocks."""
     spec = lending_spec(tiny, num_blocks=440)

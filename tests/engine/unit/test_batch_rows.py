@@ -67,6 +67,7 @@ def test_more_rows_than_max_seqs_decode_at_once(
     assert capture is None or capture.replays > 0
 
 
+@pytest.mark.slow
 def test_through_workers(tiny: ModelBuilder) -> None:
     asked = requests()
     with running(spec(tiny, "adbs", "threads")) as (unit, sink):

@@ -81,6 +81,7 @@ def test_preempted_killed_and_with_cached_prefixes(
     check(oracles, asked | renamed, sink)
 
 
+@pytest.mark.slow
 def test_both_classes_lend_blocks_to_each_other(
     tiny: ModelBuilder, oracles: Mapping[str, GreedyOracle]
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_corrupt_frame_of_host_memory_changes_the_output(
         served.crowd.check(oracles)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lane", "workers", "kv_dtype", "num_waves"),
     [
@@ -150,6 +151,7 @@ def test_workers_killed_in_jobs_that_save_and_restore(
     assert total(served.stats.models)["saved_slots"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copies", [*slow("saves"), "restores"])
 def test_a_memory_owner_killed_in_the_middle(
     directories: Mapping[str, Path], oracles: Mapping[str, GreedyOracle], copies: str

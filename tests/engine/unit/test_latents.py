@@ -46,6 +46,7 @@ def oracles(tiny: ModelBuilder) -> Mapping[str, GreedyOracle]:
     return {family: GreedyOracle(tiny(family)) for family in MODELS}
 
 
+@pytest.mark.slow
 def test_preempted_killed_and_with_cached_prefixes(
     tiny: ModelBuilder, oracles: Mapping[str, GreedyOracle]
 ) -> None:

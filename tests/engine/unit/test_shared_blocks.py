@@ -82,6 +82,7 @@ def check(loop: SharingLoop, texts: list[Text], oracles: Mapping[str, GreedyOrac
     assert min(loop.num_saved, loop.num_restored) > scaled(100, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("partition", "failures"),
     [("none", 0.1), ("threads", 0.0), *slow(("none", 0.0), ("threads", 0.1))],

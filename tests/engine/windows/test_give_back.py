@@ -72,6 +72,7 @@ def blocks_at(family: str, num_computed: int) -> int:
     return columns * full + (columns - behind) * windowed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_long_output_holds_what_its_windows_need(tiny: ModelBuilder, family: str) -> None:
     """Exactly: a prompt in chunks, then token by token to the greatest length."""
@@ -151,6 +152,7 @@ def test_both_classes_lend_and_take(tiny: ModelBuilder, lane: str, prefix_cachin
     assert counted["restored_slots"] > 0
 
 
+@pytest.mark.slow
 def test_workers_killed_in_jobs_that_save_and_restore(tiny: ModelBuilder) -> None:
     directories = {"narrow": tiny("mistral"), "wide": tiny("gemma2")}
     workers = tuple(WorkerSpec(worker_id, (0.5,)) for worker_id in (0, 1))

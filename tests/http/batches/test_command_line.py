@@ -205,7 +205,7 @@ class _BreaksOff(BaseHTTPRequestHandler):
 
 def test_half_a_file_is_no_file(capsys, tmp_path) -> None:
     with HTTPServer(("127.0.0.1", 0), _BreaksOff) as http_server:
-        thread = threading.Thread(target=http_server.serve_forever)
+        thread = threading.Thread(target=http_server.serve_forever, args=(0.01,))
         thread.start()
         url = f"http://127.0.0.1:{http_server.server_port}"
         output = tmp_path / "out.jsonl"

@@ -140,6 +140,7 @@ def test_what_a_crash_left_is_swept(batch_app, tmp_path, says):
     assert [path.name for path in _folder(tmp_path, "files")] == [kept.id]
 
 
+@pytest.mark.slow
 def test_an_upload_that_stalls_is_408_and_leaves_nothing(batch_app, tmp_path):
     app = batch_app(ApiSettings(min_body_bytes_per_s=100, body_window_s=0.5))
     with running_server(app) as url:

@@ -20,7 +20,7 @@ from muxcluster.placement.search.layout import EASY, UnitBuilder
 from muxcluster.placement.shapes.known import SHAPES
 from tests.amounts import examples
 
-FAST = settings(deadline=None, max_examples=examples(4, 15))
+FAST = settings(deadline=None, max_examples=examples(2, 15))
 SLO = {"ttft_s": 1.0, "tpot_s": 0.06}
 
 

@@ -189,6 +189,7 @@ def crowded_run(seed: int, until_s: float = 30.0, *, lane: str = "mixed") -> Tig
     return rig
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_no_waiting_model_waits_longer_than_the_policy_promises(seed: int) -> None:
     rig = crowded_run(seed)
