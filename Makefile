@@ -5,7 +5,7 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-KERNEL_TESTS := TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels_triton
+KERNEL_TESTS := TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels_triton -n 2
 
 # The versions of the machine that lends a GPU, as far as they can be had with this Python and torch.
 LEASE_VENV := .venv-lease
@@ -32,11 +32,12 @@ demo: install
 
 # Two processes, a file of tests in one of them: most tests keep one core busy. Files start in order
 # of their names, so that none of the long ones (api, bench, cli, cluster, engine) comes last.
-# The Triton kernels' tests change how Triton is imported, so they have a process of their own.
+# The Triton kernels' tests change how Triton is imported, so they have processes of their own; here
+# one case of each.
 test: install
 	$(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
 ifeq ($(ARGS)$(shell uname -s),Linux)
-	$(KERNEL_TESTS) -n 2
+	$(KERNEL_TESTS) --one-case
 endif
 
 test-kernels: install

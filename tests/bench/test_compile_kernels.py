@@ -117,11 +117,13 @@ def test_tensor_cores_are_seen(capability, matrix):
     assert found.copies == "cp.async"
 
 
+@pytest.mark.slow
 def test_divisible_changes_the_binary():
     """bf16 that may start at an odd address cannot be copied four bytes at a time."""
     assert compile_specimen(product_of(3, divisible=False), 80).copies == "-"
 
 
+@pytest.mark.slow
 def test_shared_memory_over_the_limit():
     within, over = (compile_specimen(product_of(stages), 90) for stages in (3, 5))
     assert not any("shared" in fault for fault in within.faults())

@@ -31,6 +31,7 @@ def test_no_run_is_faster_than_the_cost_model_permits(result: Result) -> None:
     assert result.optimum_s < sum(each.optimum_s for each in result.alone)
 
 
+@pytest.mark.slow
 def test_the_summary_says_how_many_times_faster(result: Result) -> None:
     found = result.summary()
     best = found["throughput_over_one_after_other"]

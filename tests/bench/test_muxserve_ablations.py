@@ -38,6 +38,7 @@ def _measured(report: CaseReport, load: str, system: str, served: Sequence[float
     return Measured("placement", load, system, reports)
 
 
+@pytest.mark.slow
 def test_a_headline_is_the_highest_ratio_of_its_loads(report: CaseReport) -> None:
     found = [
         _measured(report, "8 GPUs x 1", "muxserve", (4.0, 8.0)),

@@ -93,6 +93,7 @@ def starved(data_dir: Path) -> CaseReport:
     return run_case(cases["muxserve"][0])
 
 
+@pytest.mark.slow
 def test_figures_of_a_simulated_case(starved: CaseReport) -> None:
     rates = {"llama-65b": 1.0, "llama-30b": 8.0}
     served = {name: group.requests_per_s for name, group in starved.models.items()}

@@ -20,6 +20,7 @@ from bench.kernels.launches import decode_rows, prompt_rows, recorded
 from muxcluster.engine.forward.loaded_model import LoadedModel
 from muxcluster.engine.memory.copies import SlotSizes, StagedTransfer
 from muxcluster.kernels.triton_ops.specimens.specimen import Specimen
+from tests.amounts import slow
 
 MIXED = [(0, 700), (512, 64), (90, 1)]
 STEPS: dict[str, Callable[[LoadedModel], None]] = {
@@ -40,7 +41,7 @@ def launched(family: str, fuses: bool) -> set[KernelTypes]:
 
 
 @pytest.mark.parametrize("fuses", [True, False], ids=["fused", "stock"])
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", [*slow("llama"), "qwen3"])
 def test_every_launch_of_a_step_has_a_specimen(family: str, fuses: bool) -> None:
     found = launched(family, fuses)
     names = {each.kernel.rpartition(".")[2] for each in found}

@@ -14,6 +14,7 @@ from muxcluster.core.job import WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
 
 
+@pytest.mark.slow
 def test_random_clusters_and_a_published_point_do_not_differ(data_dir: Path) -> None:
     asked = [*islice(clusters(data_dir, 0, 0), 1), *list(clusters(data_dir, 10, 3))[-10:]]
     found = compare(iter(asked))

@@ -109,6 +109,7 @@ def test_the_file_has_every_cell_asked_for_with_all_repeats(ran: Ran) -> None:
     assert all(len(cell.seconds) == REPEATS for cell in model.cells)
 
 
+@pytest.mark.slow
 def test_json_is_the_profile_alone_and_the_rest_is_on_standard_error(ran: Ran) -> None:
     assert json.loads(ran.out) == json.loads(ran.file.read_text())
     assert "by the cost model" in ran.err

@@ -35,6 +35,7 @@ def test_every_packing_is_compared_where_no_system_is_named(capsys, small) -> No
     assert [case["system"] for case in cases] == [f"muxserve:packing={name}" for name in PACKINGS]
 
 
+@pytest.mark.slow
 def test_interactive_requests_are_the_same_with_and_without_batch_load(capsys, small) -> None:
     systems = ("--systems", BASELINES)
     plain = simulated(capsys, small(), *systems)

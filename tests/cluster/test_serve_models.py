@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from openai import OpenAI
 
 from muxcluster.demo.models import build_model
@@ -9,6 +10,7 @@ from tests.cluster.conftest import MUXCLUSTER, MarkedProcess
 from tests.hub import Repository, running_hub
 
 
+@pytest.mark.slow
 def test_a_directory_and_an_id_are_served(tmp_path: Path) -> None:
     own = build_model(tmp_path / "own", "qwen3", seed=1)
     away = build_model(tmp_path / "away", "llama", seed=2)

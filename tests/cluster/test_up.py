@@ -12,6 +12,8 @@ from openai import OpenAI
 from tests.cluster.ray_cluster import RayCluster, free_port, write_config
 from tests.cluster.rolling.endless import EndlessStreams
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True, slots=True)
 class Running:
@@ -87,7 +89,6 @@ def test_a_bad_file_changes_nothing(running: Running, tmp_path: Path) -> None:
     assert running.cluster.pids("ray::UnitHost") == units
 
 
-@pytest.mark.slow
 def test_other_settings_of_the_server_cut_no_stream(running: Running) -> None:
     content = yaml.safe_load(running.file.read_text())
     content["server"]["max_queued"] = 300

@@ -24,6 +24,7 @@ from muxcluster.http.app import create_app
 from muxcluster.http.server.connection import HeadLimits
 from muxcluster.http.server.listener import Listener
 from muxcluster.http.settings import ApiSettings
+from tests.amounts import slow
 from tests.http.clusters import Cluster, run
 
 PATIENCE_S = 30.0
@@ -60,7 +61,7 @@ def listening(app: ASGIApp, limits: HeadLimits, parser: str) -> Iterator[int]:
         thread.join(PATIENCE_S)
 
 
-@pytest.fixture(params=["httptools", "h11"])
+@pytest.fixture(params=["httptools", *slow("h11")])
 def parser(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     pytest.importorskip(name)

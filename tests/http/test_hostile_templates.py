@@ -12,6 +12,7 @@ from muxcluster.batch.store.entry import CHAT, Entry
 from muxcluster.http.app import create_app
 from muxcluster.http.batch_lines import LineAnswerer
 from muxcluster.http.settings import ApiSettings
+from tests.amounts import slow
 from tests.http.fakes import FakeBackend, make_tokenizer, served_model
 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -38,7 +39,7 @@ def chat(model: str) -> dict[str, Any]:
     return {"model": model, "messages": MESSAGES}
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", *slow("/tokenize")])
 def test_its_chats_are_400_and_others_are_served_meanwhile(both: FakeBackend, path: str) -> None:
     app = create_app(both, ApiSettings())
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.amounts import slow
 from tests.kvcache.walk import LendingWalk
 from tests.kvcache.world import World
 
@@ -12,8 +13,7 @@ NUM_OPERATIONS = 5000
 CONDITIONS = [
     (0, 30, 24, True),
     (1, 40, 12, True),
-    (2, 48, 60, True),
-    (3, 24, 40, True),
+    *slow((2, 48, 60, True), (3, 24, 40, True)),
     (4, 36, 24, False),
 ]
 

@@ -114,6 +114,7 @@ def test_fewest_gpus_meets_all_rates_with_fewer() -> None:
         assert less is None or less < 2.6 - 1e-6
 
 
+@pytest.mark.slow
 def test_replanning_for_the_same_demand_keeps_every_unit() -> None:
     problem = Problem(
         tuple(demand(f"m{i}", MODELS[i], 3.0 / (i + 1)) for i in range(5)),
@@ -206,6 +207,7 @@ def test_a_plan_in_force_whose_units_overlap_is_not_carried_on() -> None:
     assert violations(second, problem) == []
 
 
+@pytest.mark.slow
 def test_memory_for_all_is_found_though_only_the_densest_packing_has_it() -> None:
     """Thirteen models of 12.6 GiB and the KV of one sequence each: five on each of three GPUs."""
     crowd = tuple(demand(f"m{i:02}", rate=5.0, max_model_len=1024) for i in range(13))

@@ -15,9 +15,11 @@ from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.scheduling.steptime.seed import Seed
+from tests.amounts import slow
 from tests.scheduling.fake_worker import EOS, VOCAB, FakeMemory, token_of
 
 LANES = ("adbs", "temporal", "round-robin", "mixed")
+SOME_LANES = ("adbs", *slow("temporal", "round-robin"), "mixed")
 LADDER = (0.25, 0.5, 0.75, 1.0)
 TWO_WORKERS = (WorkerSpec(0, LADDER), WorkerSpec(1, LADDER))
 

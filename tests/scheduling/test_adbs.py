@@ -272,6 +272,7 @@ def big_beside_small(lane: str) -> Rig:
     return rig
 
 
+@pytest.mark.slow
 def test_quotas_do_not_starve_a_large_model() -> None:
     """MuxServe's public code starves it; ours gives it blocks by measured demand, never below its
     floor. Without quotas the small model's arrivals take the pool before a big column fits."""

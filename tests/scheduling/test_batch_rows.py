@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from muxcluster.core.request import ServiceClass, Slo
-from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
+from tests.scheduling.rig import SOME_LANES, Rig, model_spec, request, unit_spec
 
 BATCH = ServiceClass.BATCH
 
@@ -29,7 +29,7 @@ def batch(count: int, num_output: int = 30) -> list:
 
 
 @pytest.mark.parametrize("packing", ["priority", "hybrid"])
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 def test_batch_sequences_hold_more_rows_than_max_seqs(lane: str, packing: str) -> None:
     rig, asked = rig_of(lane, packing), batch(40)
     rig.add(*asked)
@@ -43,7 +43,7 @@ def test_batch_sequences_hold_more_rows_than_max_seqs(lane: str, packing: str) -
 
 
 @pytest.mark.parametrize("packing", ["priority", "hybrid", "fcfs"])
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 def test_interactive_sequences_hold_at_most_max_seqs(lane: str, packing: str) -> None:
     rig = rig_of(lane, packing)
     asked = [request(f"i{i}", num_output=12) for i in range(15)]

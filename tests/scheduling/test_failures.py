@@ -11,7 +11,7 @@ from muxcluster.core.job import Job, Phase
 from muxcluster.core.request import Request
 from muxcluster.scheduling.state.suspicion import MAX_ROWS_ONE_BY_ONE
 from tests.amounts import examples
-from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
+from tests.scheduling.rig import SOME_LANES, Rig, model_spec, request, unit_spec
 
 
 def is_poisoned(rig: Rig, job: Job, phases: frozenset[Phase] = frozenset(Phase)) -> bool:
@@ -49,7 +49,7 @@ def poison_end(rig: Rig, name: str = "poison") -> Finished:
     return end
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 @pytest.mark.parametrize(
     "phases", [frozenset(Phase), frozenset({Phase.DECODE, Phase.MIXED})], ids=["any", "decode"]
 )
@@ -83,7 +83,7 @@ def test_many_poisonous_requests_are_all_found() -> None:
     rig.check_outputs(good)
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 def test_a_request_that_kills_the_owner_is_found_and_harms_nobody(lane: str) -> None:
     """Jobs of other requests run beside its own when the owner goes."""
     rig = Rig(unit_spec(lane=lane))
@@ -114,7 +114,7 @@ def test_after_a_lost_owner_prompts_that_had_run_are_computed_in_company() -> No
     rig.check_outputs(asked)
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 @pytest.mark.parametrize("kills_owner", [False, True], ids=["worker", "owner"])
 def test_recomputing_its_prompt_does_not_clear_a_request_that_fails_when_it_decodes(
     lane: str, kills_owner: bool
@@ -136,7 +136,7 @@ def test_recomputing_its_prompt_does_not_clear_a_request_that_fails_when_it_deco
     rig.check_empty()
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 def test_suspects_run_alone_and_then_together_again(lane: str) -> None:
     rig = Rig(unit_spec(lane=lane))
     asked = [request(f"r{i}", num_output=30) for i in range(4)]
@@ -180,7 +180,7 @@ def failed_alone_before(rig: Rig, job: Job) -> bool:
     return any(live.suspicion is not None and live.suspicion.num_lone_failures for live in lives)
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))]
 )
@@ -272,7 +272,7 @@ def most_kills(num_rows: int) -> int:
 
 
 @pytest.mark.parametrize("whose", ["worker", "owner"])
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 def test_a_stray_kill_delays_many_innocents_by_few_steps(lane: str, whose: str) -> None:
     """64 streams, whose suspects run in two halves instead of one by one."""
     rig = many_rows(lane, 64)
@@ -336,7 +336,7 @@ def run_with_guilty(
 
 
 @pytest.mark.parametrize("kills_owner", [False, True], ids=["worker", "owner"])
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 def test_the_guilty_among_many_convict_themselves_and_no_innocent_ends(
     lane: str, kills_owner: bool
 ) -> None:

@@ -10,7 +10,14 @@ from muxcluster.core.job import Job, Phase, WorkerSpec
 from muxcluster.core.request import Request, ServiceClass
 from tests.amounts import examples
 from tests.scheduling import test_hybrid_random, test_interactive_lending, test_random_runs
-from tests.scheduling.rig import LANES, Rig, expected_output, model_spec, request, unit_spec
+from tests.scheduling.rig import (
+    SOME_LANES,
+    Rig,
+    expected_output,
+    model_spec,
+    request,
+    unit_spec,
+)
 
 FOLLOWING_LANES = ("adbs", "temporal", "mixed")
 ONE_WORKER = (WorkerSpec(0, (1.0,)),)
@@ -86,14 +93,14 @@ def test_random_runs_that_lend_end(lane: str) -> None:
     assert any(job.copies for rig in runs for job in rig.jobs)
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 def test_without_the_second_stage_nobody_follows(lane: str) -> None:
     rig = Rig(unit_spec(lane=lane))
     rig.add(*(request(f"r{i}", num_output=20) for i in range(3)))
     assert all(job.follows is None for job in rig.run().jobs)
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 def test_a_lone_sequence_is_always_one_job_ahead(lane: str) -> None:
     """But for the first and the last tokens; the strict rotation waits for each job."""
     rig = decoding(request("r", num_output=20), lane=lane)

@@ -6,7 +6,7 @@ import pytest
 from muxcluster.core.job import Job, Phase, WorkerSpec
 from muxcluster.core.request import ServiceClass, Slo
 from muxcluster.scheduling.steptime.model import JobTimes
-from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
+from tests.scheduling.rig import SOME_LANES, Rig, model_spec, request, unit_spec
 
 ONE_WORKER = (WorkerSpec(0, (1.0,)),)
 BATCH = ServiceClass.BATCH
@@ -118,7 +118,7 @@ def test_late_requests_are_not_late_for_ever() -> None:
     assert "old" in rig.first_token_s
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 def test_batch_work_is_not_starved(lane: str) -> None:
     rig = rig_of(lane=lane, num_blocks=48, max_seqs=8, ageing_s=1.0)
     rig.add(request("patient", num_prompt=30, num_output=4, service_class=BATCH))

@@ -6,7 +6,7 @@ import pytest
 from muxcluster.core.events import Finished, Rejected
 from muxcluster.core.job import Phase, Side, WorkerSpec
 from muxcluster.core.request import ServiceClass
-from tests.scheduling.rig import LANES, TWO_WORKERS, Rig, model_spec, request, unit_spec
+from tests.scheduling.rig import SOME_LANES, TWO_WORKERS, Rig, model_spec, request, unit_spec
 
 ONE_WORKER = (WorkerSpec(0, (1.0,)),)
 
@@ -19,7 +19,7 @@ def rig_of(num_columns: int, lane: str = "adbs", **more) -> Rig:
 
 
 @pytest.mark.parametrize("workers", [ONE_WORKER, TWO_WORKERS])
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 def test_oldest_is_never_preempted_and_all_end(lane: str, workers) -> None:
     rig = rig_of(8, lane, workers=workers)
     requests = [request(str(i), num_prompt=8, num_output=40) for i in range(5)]

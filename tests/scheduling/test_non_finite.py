@@ -8,7 +8,7 @@ from muxcluster.core.events import Finished, FinishReason
 from muxcluster.core.job import Job, JobResult
 from muxcluster.core.sampling import Constraint
 from tests.scheduling.fake_worker import FakeMemory
-from tests.scheduling.rig import LANES, Rig, expected_output, request, unit_spec
+from tests.scheduling.rig import SOME_LANES, Rig, expected_output, request, unit_spec
 
 
 class Breaking(FakeMemory):
@@ -30,7 +30,7 @@ class Breaking(FakeMemory):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 def test_only_the_requests_of_broken_rows_end_with_an_error(lane: str, depth: int) -> None:
     spec = unit_spec(lane=lane, pipeline_depth=depth)
     rig = Rig(spec)

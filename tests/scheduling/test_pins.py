@@ -7,7 +7,7 @@ import pytest
 
 from muxcluster.core.request import PinnedPrefix, Request, ServiceClass
 from tests.amounts import examples
-from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
+from tests.scheduling.rig import LANES, SOME_LANES, Rig, model_spec, request, unit_spec
 from tests.scheduling.test_random_runs import (
     WORKERS,
     check_ends,
@@ -47,7 +47,7 @@ def _others(service_class: ServiceClass) -> list[Request]:
     return [request(f"other {i}", **fields) for i in range(6)]
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 def test_a_pinned_prefix_is_computed_once_though_memory_is_short(lane: str) -> None:
     hits = {}
     for is_pinned in (True, False):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from muxcluster.core.request import PinnedPrefix, Request, ServiceClass
-from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
+from tests.scheduling.rig import SOME_LANES, Rig, model_spec, request, unit_spec
 
 SHARED = np.arange(24, dtype=np.int32)
 CLASSES = (ServiceClass.INTERACTIVE, ServiceClass.BATCH)
@@ -28,7 +28,7 @@ def hits(rig: Rig) -> int:
 
 
 @pytest.mark.parametrize("packing", ["priority", "hybrid", "fcfs"])
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 @pytest.mark.parametrize("first", CLASSES)
 def test_a_prefix_of_one_class_is_read_by_the_other(
     lane: str, packing: str, first: ServiceClass
@@ -55,7 +55,7 @@ def test_a_model_that_takes_tokens_in_order_shares_within_a_class_alone(packing:
     assert hits(rig) == len(SHARED)
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 def test_a_batch_request_waits_for_an_interactive_one_that_computes_its_prefix(lane: str) -> None:
     rig = rig_of(lane, "hybrid")
     asked = [member("x", ServiceClass.INTERACTIVE), member("y", ServiceClass.BATCH)]

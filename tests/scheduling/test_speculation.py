@@ -18,7 +18,14 @@ from muxcluster.scheduling.packing.lookup import looked_up
 from muxcluster.scheduling.steptime.line import Line, work_of
 from tests.amounts import examples
 from tests.scheduling import test_hybrid_random, test_random_runs
-from tests.scheduling.rig import LANES, Rig, mixed_models, model_spec, request, unit_spec
+from tests.scheduling.rig import (
+    SOME_LANES,
+    Rig,
+    mixed_models,
+    model_spec,
+    request,
+    unit_spec,
+)
 from tests.scheduling.test_random_runs import WORKERS, check_ends, random_requests, run_to_the_end
 from tests.scheduling.test_windows import windowed
 
@@ -72,7 +79,7 @@ def counts_of(rig: Rig) -> tuple[int, int]:
     return sum(m.num_draft_tokens for m in models), sum(m.num_accepted_tokens for m in models)
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", SOME_LANES)
 def test_random_runs_end(lane: str) -> None:
     """Aborts, failures and restarts at any time; some outputs repeat themselves, others do not.
 

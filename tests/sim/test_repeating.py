@@ -72,6 +72,7 @@ def test_a_run_that_is_stopped_has_as_many_tokens(until_s: float) -> None:
     assert plain.records.rows.tobytes() == repeated.records.rows.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lane", ["adbs", "mixed", *slow("temporal", "round-robin")])
 def test_few_quotas_short_jobs_and_many_periods_change_nothing(lane: str) -> None:
     unit = sim_unit(num_columns=400, max_seqs=8, lane=lane)

@@ -62,6 +62,7 @@ def test_keys_see_into_arrays_and_refuse_what_they_do_not_know() -> None:
         key_of(object())
 
 
+@pytest.mark.slow
 def test_two_processes_give_what_one_gives_in_the_order_of_the_cases(cases: list[Case]) -> None:
     seen: list[tuple[int, int]] = []
     found = sweep(cases, num_processes=2, progress=lambda done, total: seen.append((done, total)))

@@ -123,6 +123,7 @@ def test_servegen_lengths_of_one_client(data_dir: Path) -> None:
     assert prompt.mean() == pytest.approx(1744.4 + 364.83, rel=0.03)
 
 
+@pytest.mark.slow
 def test_servegen_is_seeded_and_scales(data_dir: Path) -> None:
     client = read_servegen(data_dir / "servegen", "deepseek-r1")
     whole = list(client.arrivals("m", 1, 0.0, 7200.0))

@@ -123,6 +123,7 @@ def test_batches_keep_to_the_slab_and_preempted_rows_come_again(
     assert 4 * weighed.num_reads < weighed.num_steps, "rows come and go with every step"
 
 
+@pytest.mark.slow
 def test_a_cache_that_takes_more_than_foretold_gets_fewer_rows(
     tiny: ModelBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

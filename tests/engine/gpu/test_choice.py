@@ -138,6 +138,7 @@ def test_a_client_that_runs_without_the_daemon_is_no_proof(
         try_mps("0", "tests.engine.gpu.trial_client")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda:7"])
 def test_the_real_client_says_whether_it_worked(device: str) -> None:
     ended = subprocess.run(

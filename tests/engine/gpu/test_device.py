@@ -28,6 +28,7 @@ def on_second_gpu(directory: Path) -> UnitSpec:
     return replace(unit_of(directory, load_format="dummy"), device="cuda:1")
 
 
+@pytest.mark.slow
 def test_the_thread_that_starts_an_executor_works_on_its_device(
     cuda: FakeCuda, tiny: ModelBuilder
 ) -> None:

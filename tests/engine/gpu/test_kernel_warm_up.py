@@ -157,6 +157,7 @@ def test_random_jobs_meet_no_kernel_that_was_not_warmed_up(tiny: ModelBuilder, c
     check(case, built(tiny, case), 40, frozenset(Phase))
 
 
+@pytest.mark.slow
 def test_a_decode_worker_warms_up_decodes_alone(tiny: ModelBuilder) -> None:
     check(CASES["llama"], built(tiny, CASES["llama"]), 40, frozenset({Phase.DECODE}))
 

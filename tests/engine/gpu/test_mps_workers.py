@@ -34,6 +34,8 @@ WORKERS = (
     WorkerSpec(1, (0.5, 1.0), frozenset({Phase.DECODE})),
 )
 NUM_SEATS = 3
+
+pytestmark = pytest.mark.slow
 FAULTY = "tests.engine.gpu.faulty_owner"
 
 

@@ -149,6 +149,7 @@ def test_jobs_fit_the_planners_reserve(tmp_path: Path, name: str, fuses: bool) -
             assert 0.1 * reserve < taken <= reserve, job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_recorded_steps_fit_what_the_pool_leaves_for_them(tmp_path: Path, name: str) -> None:
     model = spec_of(tmp_path, name)

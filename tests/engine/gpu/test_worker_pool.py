@@ -26,6 +26,7 @@ def worker_pool_of(monkeypatch: pytest.MonkeyPatch, says: str) -> WorkerPool:
     return WorkerPool(SPEC, NOTHING, 100, "tests.engine.gpu.light_worker")
 
 
+@pytest.mark.slow
 def test_workers_with_their_shares_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     worker_pool = worker_pool_of(monkeypatch, "ids")
     worker_pool.start()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from muxcluster.engine.memory.arena import Arena
@@ -67,6 +68,7 @@ def test_shapes_and_zeros(tiny: ModelBuilder) -> None:
     assert (llama.tables.dtype, llama.history.dtype) == (torch.int32, torch.int32)
 
 
+@pytest.mark.slow
 def test_one_child_prefills_and_another_decodes(tiny: ModelBuilder) -> None:
     directory = tiny("llama")
     unit = unit_of(directory)

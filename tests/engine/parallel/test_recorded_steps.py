@@ -12,6 +12,7 @@ from torch import Tensor
 
 from muxcluster.engine.load.division.group import RankGroup
 from muxcluster.engine.steps.runner import UnitRunner
+from tests.amounts import slow
 from tests.engine.driver import Driver, unit_of
 from tests.engine.parallel.conftest import ModelBuilder
 from tests.engine.parallel.ranks import on_ranks, over_ranks
@@ -41,8 +42,7 @@ class TapedGroup:
 @pytest.mark.parametrize(
     ("name", "family", "fields"),
     [
-        ("llama", "llama", {}),
-        ("qwen2-tied", "qwen2", {}),
+        *slow(("llama", "llama", {}), ("qwen2-tied", "qwen2", {})),
         ("llama-ragged", "llama", {"vocab_size": 515, "tie_word_embeddings": True}),
     ],
 )

@@ -174,6 +174,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_workers_and_owner_die_with_the_unit(tiny: ModelBuilder, tmp_path: Path) -> None:
     """A unit that is killed can say nothing: its ends of all streams close, that is all."""
     spec = tmp_path / "spec"

@@ -78,6 +78,7 @@ def worker_of(moves: Moves, name: str) -> int:
     return children(moves.executor.model_pids[name])["mux-worker-0"]
 
 
+@pytest.mark.slow
 def test_families_that_take_turns_answer_as_alone(
     moves: Moves, oracles: Mapping[str, GreedyOracle]
 ) -> None:

@@ -51,6 +51,7 @@ def check(oracles: Mapping[str, GreedyOracle], asked: dict[str, list[int]], sink
     assert sum(oracle.num_near_ties for oracle in oracles.values()) <= 1
 
 
+@pytest.mark.slow
 def test_preempted_killed_and_with_cached_prefixes(
     tiny: ModelBuilder, oracles: Mapping[str, GreedyOracle]
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_conversation_goes_on_from_the_cache(tiny: ModelBuilder, family: str) 
     assert oracle.num_near_ties <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lane", "prefix_caching"), [("mixed", True), *slow(("mixed", False), ("temporal", True))]
 )
