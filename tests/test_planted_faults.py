@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.amounts import THOROUGH
 from tests.conftest import ROOT
 from tests.planted_faults import FAULTS, Fault
 
@@ -28,8 +29,9 @@ def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:
     assert source.count(fault.line) == 1, f"{fault.file} has changed: mend planted_faults.py"
     file.write_text(source.replace(fault.line, fault.planted))
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    every_case = ["-m", "not gpu and not hosts", f"--hypothesis-profile={THOROUGH}"]
     ended = subprocess.run(
-        [*command, *fault.tests.split()],
+        [*command, *every_case, *fault.tests.split()],
         cwd=tmp_path,
         env={**DATA, **os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
