@@ -30,6 +30,14 @@ class AdapterTokens:
             torch.from_numpy(tokens).to(device), torch.from_numpy(tiles).to(device), len(adapters)
         )
 
+    def adapters(self) -> Tensor:
+        """Return the adapter of each token, int32 [num_tokens], NO_ADAPTER for one without."""
+        found = torch.full((self.num_tokens,), NO_ADAPTER, dtype=torch.int32)
+        counts = self.tiles[:, 2].long()
+        adapters = self.tiles[:, 0].repeat_interleave(counts)
+        found[self.tokens[: len(adapters)]] = adapters
+        return found
+
 
 def by_adapter(
     adapters: NDArray[np.int32], most: int

@@ -18,10 +18,11 @@ from muxcluster.engine.adapters.tokens import AdapterTokens, CurrentTokens
 from muxcluster.engine.adapters.weights import ModelAdapters
 from muxcluster.engine.decoders.kernel_decoder import KernelDecoder
 from muxcluster.engine.decoders.torch_decoder import FusedDecoder, FusedLayer
-from muxcluster.engine.decoders.torch_fusing import pair_order
+from muxcluster.engine.decoders.torch_fusing import native_step, pair_order
 from muxcluster.engine.forward.paged_forward import Forward, TokenForward
 from muxcluster.engine.load.division.layers import SummedLinear
 from muxcluster.engine.load.parity import WholeAttention, some_tokens
+from muxcluster.kernels.native.step import DecodeRows, DecodeStep
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
@@ -52,8 +53,10 @@ def with_adapters(
     adapted: TokenForward
     if isinstance(forward, FusedDecoder):
         fused = tuple(_fused(layer, linears) for layer in forward.layers)
-        # the native step computes on the weights alone
         adapted = replace(forward, layers=fused, step=None)
+        step = native_step(adapted)
+        if step is not None:
+            adapted = replace(adapted, step=_AdaptedStep(step, linears.current))
     elif isinstance(forward, KernelDecoder):
         layers = tuple(
             replace(layer, **linears.of_layer(layer, layer.call.layer)) for layer in forward.layers
@@ -64,6 +67,21 @@ def with_adapters(
         linears.put(forward.model)
         adapted = forward
     return AdaptedForward(forward, adapted, linears.current, adapters.names, adapters.places)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _AdaptedStep:
+    """A decode step in one call, of rows of which some have adapters."""
+
+    step: DecodeStep
+    current: CurrentTokens
+
+    def logits(
+        self, tokens: Tensor, rows: DecodeRows, wanted: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        now = self.current.tokens
+        adapters = None if now is None else now.adapters()
+        return self.step.logits(tokens, rows, wanted, out, adapters)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,7 @@ from muxcluster.engine.forward.cpu_attention import PlannedAttention
 from muxcluster.engine.forward.paged_forward import finished
 from muxcluster.engine.quantised.panel_linear import can_fuse
 from muxcluster.kernels.native.attention import can_turn, turn
-from muxcluster.kernels.native.step import DecodeStep
+from muxcluster.kernels.native.step import DecodeRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +50,16 @@ class Product(Protocol):
 
     def plus(self, inputs: Tensor, added: Tensor) -> Tensor:
         """Return the product of `inputs`, and `added` to it."""
+        ...
+
+
+class Step(Protocol):
+    """Steps of one new token a row in one call."""
+
+    def logits(
+        self, tokens: Tensor, rows: DecodeRows, wanted: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        """Do what `DecodeStep.logits` does."""
         ...
 
 
@@ -118,7 +128,7 @@ class FusedDecoder:
     layers: tuple[FusedLayer, ...]
     norm: RmsNorm
     head: Callable[[Tensor], Tensor]  # [tokens, hidden_size] to [tokens, vocab]
-    step: DecodeStep | None = None  # of rows of one new token; None: as all others
+    step: Step | None = None  # of rows of one new token; None: as all others
 
     @property
     def windows(self) -> tuple[int | None, ...]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from muxcluster.engine.adapters.linear import AdaptedLinear, Update
 from muxcluster.engine.decoders.torch_decoder import FusedDecoder, FusedLayer, Product, RmsNorm
 from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.forward.paged_forward import Forward
@@ -21,6 +22,7 @@ from muxcluster.engine.quantised.linear import (
 )
 from muxcluster.engine.quantised.panel_linear import PanelLinear
 from muxcluster.kernels.native.step import DecoderLayer, DecodeStep, Linear, Norm, is_available
+from muxcluster.kernels.native.step import Update as NativeUpdate
 
 
 def is_fusible(model: Foreign) -> bool:
@@ -108,7 +110,15 @@ def _native_layer(layer: FusedLayer) -> DecoderLayer | None:
 
 
 def _native(product: object) -> Linear | None:
+    if isinstance(product, AdaptedLinear):
+        base = _native(product.base)
+        return base and replace(base, updates=tuple(map(_update, product.updates)))
     return product.native if isinstance(product, PanelLinear) else None
+
+
+def _update(update: Update) -> NativeUpdate:
+    weights = update.weights
+    return NativeUpdate(update.first, weights.down, weights.up, weights.starts)
 
 
 def _native_norm(norm: RmsNorm) -> Norm:

@@ -366,7 +366,8 @@ void round_row(const float *row, int64_t num_in, float *found) {
         found[place] = std::nearbyint(row[place] / scale) * scale;
 }
 
-// Prepare one row of `given`.
+} // namespace
+
 void prepare(const Preparation &preparation, const float *given, int64_t num_in, float *found) {
     if (preparation.is_gated)
         gate_row(given, num_in, preparation.is_bf16, found);
@@ -375,6 +376,8 @@ void prepare(const Preparation &preparation, const float *given, int64_t num_in,
     if (preparation.rounds)
         round_row(preparation.is_gated || preparation.norm ? found : given, num_in, found);
 }
+
+namespace {
 
 // Put prepared rows [rows, inputs] (`step` apart) into blocks of 6 rows: [inputs, rows of it].
 void in_blocks(const float *inputs, int64_t step, int64_t num_rows, int64_t num_in,

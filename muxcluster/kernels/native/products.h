@@ -51,6 +51,9 @@ void product_by_team(const Product &product, const float *inputs, int64_t num_ro
                      const Preparation &preparation, const float *added, float *outputs,
                      Scratch &scratch);
 
+// found [inputs] = one row of `given`, prepared.
+void prepare(const Preparation &preparation, const float *given, int64_t num_in, float *found);
+
 // found [inputs] = a row, which may be `found`, over the root of its mean square, times a weight.
 void norm_row(const float *row, int64_t num_in, const float *weight, float eps, bool is_bf16,
               float *found);

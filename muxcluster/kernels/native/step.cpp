@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "attention.h"
@@ -20,10 +21,17 @@
 namespace {
 
 // These structures are those of step.py.
+struct Update { // what adapters add to some outputs of a linear
+    const void *down, *up; // [ranks, in], [ranks, out] in the model's type, adapter after adapter
+    const int32_t *starts; // [adapters + 1], rows of an adapter
+    int64_t first, num_out; // of the linear's outputs
+};
+
 struct Linear {
     const uint8_t *values;
     const float *scales, *zeros, *bias;
-    int64_t num_in, num_out, group, kind, rounds;
+    const Update *updates;
+    int64_t num_in, num_out, group, kind, rounds, num_updates;
 
     mux::Product product() const {
         return {int(kind), {values, scales, zeros, num_in, num_out, group}, bias};
@@ -49,11 +57,13 @@ struct Decoder {
     Norm norm;
     Linear head;
     int64_t num_layers, vocab, num_positions, hidden, heads, kv_heads, head_dim, is_bf16;
+    int64_t num_adapters;
 };
 
 struct Rows {
     const int64_t *tokens, *sequences, *positions; // [count]
     const int64_t *wanted;                         // [num_wanted], whose logits are asked for
+    const int32_t *adapters; // [count], below 0: none; no pointer: no row has one
     int64_t count, num_wanted;
 };
 
@@ -125,6 +135,8 @@ bool is_inside(const Decoder &decoder, const Rows &rows, const Pool &pool) {
         if (position < 0 || position >= decoder.num_positions ||
             position / pool.block_tokens >= pool.columns)
             return false;
+        if (rows.adapters && rows.adapters[row] >= decoder.num_adapters)
+            return false;
     }
     for (int64_t place = 0; place < rows.num_wanted; ++place)
         if (rows.wanted[place] < 0 || rows.wanted[place] >= rows.count)
@@ -169,6 +181,56 @@ void ready_row(const Decoder &decoder, const DecoderLayer &layer, int stored,
     }
 }
 
+// Add to a row's outputs what its adapter makes of its prepared inputs, as low_rank_update.py.
+template <typename Element>
+void update_row(const Linear &linear, int64_t adapter, const float *inputs, float *outputs) {
+    constexpr bool is_bf16 = std::is_same_v<Element, uint16_t>;
+    for (int64_t number = 0; number < linear.num_updates; ++number) {
+        const Update &update = linear.updates[number];
+        const int64_t begin = update.starts[adapter], end = update.starts[adapter + 1];
+        float *found = outputs + update.first;
+        for (int64_t rank = begin; rank < end; ++rank) {
+            const Element *down = static_cast<const Element *>(update.down) + rank * linear.num_in;
+            const Element *up = static_cast<const Element *>(update.up) + rank * update.num_out;
+            float low = 0.0f;
+#pragma omp simd reduction(+ : low)
+            for (int64_t input = 0; input < linear.num_in; ++input)
+                low += inputs[input] * mux::wide(down[input]);
+            if (is_bf16)
+                low = mux::rounded(low);
+#pragma omp simd
+            for (int64_t output = 0; output < update.num_out; ++output)
+                found[output] += low * mux::wide(up[output]);
+        }
+        if (is_bf16 && begin < end)
+            mux::round_all(found, update.num_out);
+    }
+}
+
+// The rows of a product's outputs that have adapters, by all threads of a team.
+void update_rows(const Linear &linear, const Rows &rows, const float *inputs,
+                 const mux::Preparation &preparation, float *outputs) {
+    const int64_t num_in = linear.num_in, step = preparation.is_gated ? 2 * num_in : num_in;
+    static thread_local std::vector<float> prepared;
+    prepared.resize(size_t(num_in));
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t row = 0; row < rows.count; ++row) {
+        const int64_t adapter = rows.adapters[row];
+        if (adapter < 0)
+            continue;
+        const float *ready = inputs + row * step;
+        if (!preparation.is_none()) {
+            mux::prepare(preparation, ready, num_in, prepared.data());
+            ready = prepared.data();
+        }
+        float *found = outputs + row * linear.num_out;
+        if (preparation.is_bf16)
+            update_row<uint16_t>(linear, adapter, ready, found);
+        else
+            update_row<float>(linear, adapter, ready, found);
+    }
+}
+
 // A step by all threads of a team.
 void run(const Decoder &decoder, const Rows &rows, const Pool &pool, Memory &memory,
          float *logits) {
@@ -180,11 +242,15 @@ void run(const Decoder &decoder, const Rows &rows, const Pool &pool, Memory &mem
     const auto multiply = [&](const Linear &linear, const float *inputs, int64_t count,
                               const Norm *norm, bool is_gated, const float *added,
                               float *outputs) {
-        const mux::Preparation preparation = {norm ? norm->weight : nullptr,
-                                              norm ? float(norm->eps) : 0.0f, is_gated,
-                                              linear.rounds != 0, is_bf16};
+        mux::Preparation preparation = {norm ? norm->weight : nullptr,
+                                        norm ? float(norm->eps) : 0.0f, is_gated,
+                                        linear.rounds != 0, is_bf16};
         mux::product_by_team(linear.product(), inputs, count, preparation, added, outputs,
                              memory.scratch);
+        if (!rows.adapters || !linear.num_updates)
+            return;
+        preparation.rounds = false;
+        update_rows(linear, rows, inputs, preparation, outputs);
     };
 #pragma omp for
     for (int64_t row = 0; row < rows.count; ++row)

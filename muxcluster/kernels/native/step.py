@@ -1,7 +1,7 @@
 """Decode steps of a decoder of Llama's kind in one call of the C++ kernels."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import POINTER, Structure, byref, c_double, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,12 +20,27 @@ Run = Callable[..., int]  # `mux_decode_step`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """What adapters add to some outputs of a linear, as `low_rank_update` says it.
+
+    down: [ranks, in], up: [ranks, out], contiguous, of the model's dtype. starts: int32 [adapters +
+    1]. first: of the linear's outputs. The numbers may change between two steps.
+    """
+
+    first: int
+    down: Tensor
+    up: Tensor
+    starts: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Linear:
     """A product of a step. bias: fp32 [out]. rounds: inputs, to 8 bits."""
 
     weight: Panels
     bias: Tensor | None = None
     rounds: bool = False
+    updates: tuple[Update, ...] = ()  # of adapters, all for as many
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +111,9 @@ class DecodeStep:
         self._num_out = head.weight.shape[0]
         self._kept = (tuple(layers), norm, head)  # alive while C++ has their addresses
         self._layers = (_Layer * len(layers))(*map(_layer, layers))
+        adapters = {
+            len(update.starts) - 1 for linear in _linears(layers) for update in linear.updates
+        }
         self._decoder = _Decoder(
             layers=self._layers,
             embeddings=self._embeddings.data_ptr(),
@@ -110,17 +128,23 @@ class DecodeStep:
             kv_heads=heads[1],
             head_dim=2 * turns.shape[-1],
             is_bf16=embeddings.dtype == torch.bfloat16,
+            num_adapters=min(adapters, default=0),
         )
 
     def logits(
-        self, tokens: Tensor, rows: DecodeRows, wanted: Tensor, out: Tensor | None = None
+        self,
+        tokens: Tensor,
+        rows: DecodeRows,
+        wanted: Tensor,
+        out: Tensor | None = None,
+        adapters: Tensor | None = None,
     ) -> Tensor:
         """Return fp32 logits [wanted, vocab], and write the tokens' keys and values.
 
         tokens: int64 [rows], which follow what is in the pool. wanted: int64, the rows whose logits
-        are asked for. out: contiguous fp32 of the result's shape, filled and returned. Uses torch's
-        number of threads. Raises IndexError where a token, sequence or position is outside of its
-        tensor.
+        are asked for. out: contiguous fp32 of the result's shape, filled and returned. adapters:
+        int32 [rows], below 0 for none; None: no row has one. Uses torch's number of threads. Raises
+        IndexError where a token, sequence, position or adapter is outside of its tensor.
         """
         if out is None or not out.is_contiguous():
             found = torch.empty((len(wanted), self._num_out))
@@ -129,7 +153,13 @@ class DecodeStep:
         halves, tables = rows.halves, rows.tables
         indices = [each.contiguous() for each in (tokens, rows.sequences, rows.positions, wanted)]
         right = rows.from_right.contiguous()
-        asked = _Rows(*(each.data_ptr() for each in indices), len(tokens), len(wanted))
+        mine = None if adapters is None else adapters.contiguous()
+        asked = _Rows(
+            *(each.data_ptr() for each in indices),
+            None if mine is None else mine.data_ptr(),
+            len(tokens),
+            len(wanted),
+        )
         pool = _Pool(
             halves.data_ptr(),
             tables.data_ptr(),
@@ -145,7 +175,7 @@ class DecodeStep:
         if self._run(
             byref(self._decoder), byref(asked), byref(pool), c_void_p(found.data_ptr()), threads
         ):
-            raise IndexError("a token, sequence or position is outside of its tensor")
+            raise IndexError("a token, sequence, position or adapter is outside of its tensor")
         return found if out is None or found is out else out.copy_(found)
 
 
@@ -157,10 +187,19 @@ def is_available() -> bool:
 # These structures are those of step.cpp.
 
 
+class _Update(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("down", "up", "starts")),
+        *((name, c_int64) for name in ("first", "num_out")),
+    )
+
+
 class _Linear(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("values", "scales", "zeros", "bias")),
+        ("updates", POINTER(_Update)),
         *((name, c_int64) for name in ("num_in", "num_out", "group", "kind", "rounds")),
+        ("num_updates", c_int64),
     )
 
 
@@ -186,12 +225,13 @@ class _Decoder(Structure):
         ("head", _Linear),
         *((name, c_int64) for name in ("num_layers", "vocab", "num_positions", "hidden")),
         *((name, c_int64) for name in ("heads", "kv_heads", "head_dim", "is_bf16")),
+        ("num_adapters", c_int64),
     )
 
 
 class _Rows(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("tokens", "sequences", "positions", "wanted")),
+        *((name, c_void_p) for name in ("tokens", "sequences", "positions", "wanted", "adapters")),
         *((name, c_int64) for name in ("count", "num_wanted")),
     )
 
@@ -209,11 +249,23 @@ def _linear(linear: Linear) -> _Linear:
     tensors = (weight.values, weight.scales, weight.zeros, linear.bias)
     addresses = (None if each is None else each.data_ptr() for each in tensors)
     num_out, num_in = weight.shape
-    return _Linear(*addresses, num_in, num_out, weight.group, kind_of(weight), linear.rounds)
+    updates = (_Update * len(linear.updates))(*map(_update, linear.updates))
+    sizes = (num_in, num_out, weight.group, kind_of(weight), linear.rounds, len(updates))
+    return _Linear(*addresses, updates, *sizes)
+
+
+def _update(update: Update) -> _Update:
+    tensors = (update.down, update.up, update.starts)
+    return _Update(*(each.data_ptr() for each in tensors), update.first, update.up.shape[1])
 
 
 def _norm(norm: Norm | None) -> _Norm:
     return _Norm(None, 0.0) if norm is None else _Norm(norm.weight.data_ptr(), norm.eps)
+
+
+def _linears(layers: Sequence[DecoderLayer]) -> Iterator[Linear]:
+    for layer in layers:
+        yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
 
 
 def _layer(layer: DecoderLayer) -> _Layer:
