@@ -120,6 +120,7 @@ def test_json_is_the_profile_alone_and_the_rest_is_on_standard_error(ran: Ran) -
     ]
 
 
+@pytest.mark.slow
 def test_the_cost_model_predicts_what_was_measured(ran: Ran) -> None:
     profile = Profile.read(ran.file)
     (model,) = profile.models

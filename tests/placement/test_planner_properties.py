@@ -51,6 +51,7 @@ def planned(problem: Problem) -> float | None:
     return plan.throughput
 
 
+@pytest.mark.slow
 @FAST
 @given(demands=WANTED, hardware=HARDWARE, seed=st.integers(0, 99))
 def test_the_order_of_models_and_nodes_does_not_matter(demands, hardware, seed) -> None:
@@ -157,6 +158,7 @@ def where(plan) -> dict[str, set[tuple[str, tuple[int, ...]]]]:
     return found
 
 
+@pytest.mark.slow
 @FAST
 @given(demands=WANTED, hardware=HARDWARE)
 def test_the_assessment_agrees_with_the_plan(demands, hardware) -> None:

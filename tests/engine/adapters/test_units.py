@@ -127,6 +127,7 @@ def test_adapters_of_several_ranks_and_none_in_one_unit(
     assert len(tokens) > len(first) // 2, "adapters change nothing"
 
 
+@pytest.mark.slow
 def test_each_adapter_computes_the_prefix_that_others_have_cached(adapted: Maker) -> None:
     model = adapted("llama")
     prompt = list(range(SHARED + 1))

@@ -124,6 +124,7 @@ def test_a_target_that_no_rate_meets_is_a_greater_strain_on_a_slower_mesh() -> N
     assert strain(one) > strain(two) > 10
 
 
+@pytest.mark.slow
 @FAST
 @given(demands=DEMANDS, hardware=HARDWARE, which=st.integers(0, 1))
 def test_a_gpu_more_never_lowers_headroom(demands, hardware, which) -> None:
