@@ -1,4 +1,4 @@
-# make demo: see it run. make test: everything CI runs. TORCH_INDEX chooses the torch build.
+# make demo: see it run. make test: the default tests; .ci/run: everything CI runs. TORCH_INDEX chooses the torch build.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
@@ -46,7 +46,7 @@ test-kernels: install
 # Tests marked slow, then those that take fewer random cases by default: tests/amounts.py.
 THOROUGH_TESTS := $(shell grep -rl --include="test_*.py" "amounts import examples" tests)
 test-slow: install
-	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest --hypothesis-profile=thorough -m "slow and not gpu" $(ARGS)
 	$(BIN)/python -m pytest --hypothesis-profile=thorough $(or $(ARGS),$(THOROUGH_TESTS))
 ifeq ($(ARGS)$(shell uname -s),Linux)
 	$(KERNEL_TESTS) -m slow

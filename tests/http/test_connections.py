@@ -5,6 +5,7 @@ import json
 import logging
 import resource
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,10 +17,11 @@ from muxcluster.core.errors import Overloaded, Unavailable
 from muxcluster.http.app import create_app
 from muxcluster.http.server import connection as connection_module
 from muxcluster.http.server import connections as connections_module
+from muxcluster.http.server import listener as listener_module
 from muxcluster.http.server.connection import HeadLimits
 from muxcluster.http.server.connections import SPARE_FILES, OpenConnections, fitting
 from muxcluster.http.settings import ApiSettings, ConnectionLimits
-from tests.amounts import examples, slow
+from tests.amounts import examples
 from tests.http.fakes import wait_until
 from tests.http.listeners import (
     CLOSING,
@@ -202,7 +204,7 @@ def test_the_limit_of_open_files_is_kept_in_mind(
     assert fitting(ConnectionLimits(most=10_000, per_address=7)) == ConnectionLimits(512, 7)
 
 
-@pytest.fixture(params=["httptools", *slow("h11")])
+@pytest.fixture(params=["httptools", "h11"])
 def parser(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     pytest.importorskip(name)
@@ -312,8 +314,9 @@ def test_a_client_that_does_not_read_is_cut(
     assert status_of(exchange(port, CLOSING)) == 200
 
 
+@pytest.mark.parametrize("ends", ["asked", "idle", "half", "failed"])
 def test_a_closed_connection_does_not_wait_for_a_client_that_does_not_read(
-    parser: str, monkeypatch: pytest.MonkeyPatch, ports: list[OpenConnections]
+    parser: str, monkeypatch: pytest.MonkeyPatch, ports: list[OpenConnections], ends: str
 ) -> None:
     """With too little unsent to pause the answer: here any amount is."""
     made = connection_module.Guard.__init__
@@ -324,10 +327,38 @@ def test_a_closed_connection_does_not_wait_for_a_client_that_does_not_read(
 
     async def large(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": bytes(2**25)})
+        await send(
+            {"type": "http.response.body", "body": bytes(2**25), "more_body": ends == "failed"}
+        )
+        if ends == "failed":
+            raise RuntimeError("in the middle of an answer")
 
     monkeypatch.setattr(connection_module.Guard, "__init__", made_unpaused)
     monkeypatch.setattr(connection_module, "UNREAD_S", 0.3)
+    monkeypatch.setattr(listener_module, "KEEP_ALIVE_S", 0.2)
     with listening(large, HeadLimits(timeout_s=600.0), parser) as port, connected(port) as lazy:
-        lazy.sendall(CLOSING)
+        lazy.sendall(CLOSING if ends == "asked" else GET + b"\r\n")
+        if ends == "half":
+            lazy.shutdown(socket.SHUT_WR)
         assert wait_until(lambda: bool(ports) and not len(ports[0]))
+
+
+def test_a_slow_reader_has_all_of_it(parser: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes many times as long as a client may read nothing."""
+    body = bytes(range(256)) * 2**13
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    monkeypatch.setattr(connection_module, "UNREAD_S", 0.3)
+    with listening(large, HeadLimits(timeout_s=600.0), parser) as port, socket.socket() as slow:
+        slow.settimeout(60.0)
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+        slow.connect(("127.0.0.1", port))
+        slow.sendall(CLOSING)
+        data = b""
+        while part := slow.recv(2**16):
+            data += part
+            time.sleep(0.02)
+    assert body in data and data.endswith(b"0\r\n\r\n")

@@ -21,6 +21,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     firsts: dict[str, pytest.Item] = {}
     for item in items:
-        if item.get_closest_marker("slow") is None:
+        if not any(item.get_closest_marker(each) for each in ("slow", "gpu", "hosts")):
             firsts.setdefault(item.nodeid.partition("[")[0], item)
-    items[:] = firsts.values()
+    kept = list(firsts.values())
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept

@@ -580,6 +580,10 @@ _ALL: Mapping[str, tuple[Said, ...]] = {
         Said("added_ttft_ms_p50_32", "32 streams at once"),
         Said("added_ttft_ms_p50_256", "256 streams at once"),
     ),
+    "adapters": (
+        Said("throughput_with_32_adapters", "tokens/s of 32 requests, each of an adapter of its own, over 32 of none", "more", "goal"),
+        Said("different_tokens", "tokens that differ from the merged models'", "less", "merged models"),
+    ),
     "constrained": (
         Said("step_slowdown_64_rows", "a decode step whose rows all have constraints, over one without", "less", "goal"),
         Said("invalid_outputs", "outputs of random schemas that do not follow them", "less", "goal"),

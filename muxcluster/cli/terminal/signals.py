@@ -38,8 +38,11 @@ def stoppable() -> Iterator[None]:
         yield
     except SystemError as error:
         # Python code that C code called was interrupted, and the C code did not notice
-        if isinstance(error.__cause__, Stopped):
-            raise error.__cause__ from None
+        cause: BaseException | None = error
+        while isinstance(cause, SystemError):
+            cause = cause.__cause__
+        if isinstance(cause, Stopped):
+            raise cause from None
         raise
     finally:
         for number, handler in before.items():

@@ -6,7 +6,11 @@ how long it may read nothing of an answer, and how many connections an address h
 """
 
 import asyncio
+import contextlib
+import fcntl
 import http
+import sys
+import termios
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -154,7 +158,12 @@ class Guard:
 
     def end(self) -> None:
         """Close the connection when the client has read what is sent."""
-        self._transport.close()
+        if not self._transport.is_closing():  # asyncio's of TLS may be closed once
+            self._transport.close()
+        self.closing()
+
+    def closing(self) -> None:
+        """Note that the connection is closed when the client has read what is sent."""
         self._expect_reader()
 
     def expect_bytes(self, *, of_head: bool = True) -> None:
@@ -179,8 +188,6 @@ class Guard:
 
     def answered(self) -> None:
         """Note that a response is complete."""
-        if self._transport.is_closing():  # by uvicorn: the client keeps no connection
-            self._expect_reader()
         if self.is_answering():
             return
         self._connections.end_requests(self._transport)
@@ -241,7 +248,7 @@ class Guard:
 
     def _expect_reader(self) -> None:
         if self._write_timer is None and not self._is_gone:
-            unread = self._transport.get_write_buffer_size()
+            unread = _unread_bytes(self._transport)
             self._write_timer = self._later(UNREAD_S, partial(self._unread, unread))
 
     def _expect_no_reader(self) -> None:
@@ -251,13 +258,41 @@ class Guard:
 
     def _unread(self, before: int) -> None:
         self._write_timer = None
-        if self._transport.get_write_buffer_size() < before:
+        if _unread_bytes(self._transport) < before:
             self._expect_reader()
         else:
             self._transport.abort()
 
     def _later(self, delay_s: float, work: Callable[[], None]) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(delay_s, work)
+
+
+def _unread_bytes(transport: asyncio.Transport) -> int:
+    """Return the bytes of answers that the client has not taken, on Linux with the kernel's."""
+    num_bytes = transport.get_write_buffer_size()
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sys.platform == "linux":
+        with contextlib.suppress(OSError):  # it is gone
+            queued = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+            num_bytes += int.from_bytes(queued, sys.byteorder)
+    return num_bytes
+
+
+class _Closing:
+    """uvicorn's transport, which tells when uvicorn closes it: it does so in many places."""
+
+    def __init__(self, transport: asyncio.Transport, on_close: Callable[[], None]) -> None:
+        self._transport = transport
+        self._on_close = on_close
+        self.write = transport.write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.close()
+        self._on_close()
 
 
 def response_bytes(error: HttpError) -> bytes:
@@ -296,7 +331,7 @@ class LimitedHttpTools(HttpToolsProtocol):
         self._open: list[Cycle] = []  # requests that are not answered yet
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(cast(Any, _Closing(transport, lambda: self._guard.closing())))
         self._guard = Guard(transport, self._limits, lambda: self.cycle, self._connections)
 
     def pause_writing(self) -> None:
@@ -306,6 +341,10 @@ class LimitedHttpTools(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._guard.can_write()
+
+    def eof_received(self) -> None:
+        super().eof_received()
+        self._guard.closing()  # by asyncio
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._guard.close()
@@ -427,7 +466,7 @@ class LimitedH11(H11Protocol):
         self._parser = self.conn = _LimitedParser(limits)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(cast(Any, _Closing(transport, lambda: self._guard.closing())))
         self._guard = Guard(transport, self._limits, lambda: self.cycle, self._connections)
 
     def pause_writing(self) -> None:
@@ -437,6 +476,10 @@ class LimitedH11(H11Protocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._guard.can_write()
+
+    def eof_received(self) -> None:
+        super().eof_received()
+        self._guard.closing()  # by asyncio
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._guard.close()

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import POINTER, Structure, byref, c_double, c_int, c_int64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -144,7 +144,8 @@ class DecodeStep:
         tokens: int64 [rows], which follow what is in the pool. wanted: int64, the rows whose logits
         are asked for. out: contiguous fp32 of the result's shape, filled and returned. adapters:
         int32 [rows], below 0 for none; None: no row has one. Uses torch's number of threads. Raises
-        IndexError where a token, sequence, position or adapter is outside of its tensor.
+        IndexError where a token, sequence, position or adapter is outside of its tensor, ValueError
+        for another number of adapters than rows.
         """
         if out is None or not out.is_contiguous():
             found = torch.empty((len(wanted), self._num_out))
@@ -153,6 +154,8 @@ class DecodeStep:
         halves, tables = rows.halves, rows.tables
         indices = [each.contiguous() for each in (tokens, rows.sequences, rows.positions, wanted)]
         right = rows.from_right.contiguous()
+        if adapters is not None and len(adapters) != len(tokens):
+            raise ValueError(f"{len(adapters)} adapters of {len(tokens)} rows")
         mine = None if adapters is None else adapters.contiguous()
         asked = _Rows(
             *(each.data_ptr() for each in indices),
@@ -319,11 +322,14 @@ def _is_right(run: Run) -> bool:
     norm, embeddings, angles = Norm(random(hidden), eps), random(vocab, hidden), random(num, 1, 4)
     turns = torch.polar(torch.ones_like(angles), angles)
     qkv, output, gate_up, down, head = linears
+    starts = torch.tensor([0, 0, 2], dtype=torch.int32)
+    of_values = Update((heads + 1) * size, random(2, hidden), random(2, size), starts)
+    of_down = Update(0, random(2, inner), random(2, hidden), starts)
     layer = DecoderLayer(
-        qkv,
+        replace(qkv, updates=(of_values,)),
         output,
         gate_up,
-        down,
+        replace(down, updates=(of_down,)),
         attention_norm=norm,
         mlp_norm=norm,
         query_norm=None,
@@ -338,16 +344,23 @@ def _is_right(run: Run) -> bool:
     halves, tokens, zero = torch.zeros((4, 2 * size)), torch.tensor([3, 30, 7]), torch.tensor([0])
     found = [
         step.logits(
-            tokens[at : at + 1], DecodeRows(zero, zero + at, halves, tables, right, 2), zero
+            tokens[at : at + 1],
+            DecodeRows(zero, zero + at, halves, tables, right, 2),
+            zero,
+            adapters=torch.tensor([1], dtype=torch.int32),
         )
         for at in range(num)
     ]
+
+    def added(rows: Tensor, update: Update) -> Tensor:
+        return rows @ update.down.double().T @ update.up.double()
 
     def normed(rows: Tensor) -> Tensor:
         return rows * (rows.square().mean(-1, keepdim=True) + eps).rsqrt() * norm.weight
 
     rows = embeddings[tokens].double()
     projected = (normed(rows) @ exact[0].T).view(num, heads + 2, size)
+    projected[:, -1] += added(normed(rows), of_values)
     pairs = torch.view_as_complex(projected[:, :-1].reshape(num, heads + 1, -1, 2))
     turned = torch.view_as_real(pairs * turns.to(torch.complex128)).flatten(2)
     scores = scale * torch.einsum("qhd,kd->hqk", turned[:, :-1], turned[:, -1])
@@ -355,6 +368,7 @@ def _is_right(run: Run) -> bool:
     attended = torch.einsum("hqk,kd->qhd", scores.softmax(-1), projected[:, -1])
     rows = rows + attended.flatten(1) @ exact[1].T
     gate, up = (normed(rows) @ exact[2].T).chunk(2, dim=-1)
-    rows = rows + (silu(gate) * up) @ exact[3].T
+    inner_rows = silu(gate) * up
+    rows = rows + inner_rows @ exact[3].T + added(inner_rows, of_down)
     expected = normed(rows) @ exact[4].T
     return float((torch.cat(found) - expected).abs().max()) < 1e-4 * float(expected.abs().max())

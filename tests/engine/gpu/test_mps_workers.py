@@ -97,7 +97,6 @@ def live(spec: UnitSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
             yield Running(executor, unit, sink, control)
 
 
-@pytest.mark.slow
 def test_workers_that_map_the_owners_memory_say_the_same_tokens(
     live: Running, spec: UnitSpec, expected: dict[str, list[int]]
 ) -> None:
@@ -148,7 +147,6 @@ def faulty(
     return ShareRecorder(spec, FAULTY, patience)
 
 
-@pytest.mark.slow  # test_worker_pool.py shows it with processes that start fast
 def test_a_share_that_had_no_effect_refuses_the_unit(
     spec: UnitSpec, control: FakeControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
