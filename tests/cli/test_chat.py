@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pty
+import signal
 import sys
 import threading
 import time
@@ -166,6 +167,8 @@ class Terminal:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "dumb"}
         self._pid, self._terminal = pty.fork()
         if self._pid == 0:
+            # ignored in what a script runs in the background, and in all that it starts
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.execve(sys.executable, command, environment)
         self._text = ""
 
