@@ -40,6 +40,7 @@ def test_the_summary_says_how_many_times_faster(result: Result) -> None:
     assert 0 < found["share_of_optimum"] < 1 < found["permitted"]
 
 
+@pytest.mark.slow
 def test_the_picture_names_its_cases(result: Result, tmp_path: Path) -> None:
     path = tmp_path / "picture.svg"
     draw({"tiny": result.summary()}, path)

@@ -361,6 +361,7 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Example: muxcluster profile muxcluster.yaml --out profile.json" in shown
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_no_file_and_no_process(tmp_path: Path) -> None:
     config, out = write_config(tmp_path), tmp_path / "profile.json"
     command = [sys.executable, "-m", "muxcluster.cli.main", "profile", str(config)]

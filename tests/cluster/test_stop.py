@@ -245,6 +245,7 @@ def _stopped(pids: list[int]) -> Iterator[None]:
                 os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_sigterm_under_load_lets_answers_finish_and_leaves_no_process(guarded: Any) -> None:
     """Its workers stand still until new requests are refused, or the answers might have ended by
     then, and its ingress for a while: a busy one answers the call to drain late."""

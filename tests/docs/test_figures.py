@@ -15,6 +15,7 @@ from tests.docs.pages import hand_written, name_of
 from tests.docs.stated import STATED
 
 
+@pytest.mark.slow
 def test_every_generated_page_block_and_drawing_is_up_to_date() -> None:
     assert list(map(name_of, outdated())) == [], "run `make docs-generated`"
 

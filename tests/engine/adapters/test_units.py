@@ -158,6 +158,7 @@ def live(adapted: Maker) -> Iterator[tuple[RecordingExecutor, Unit, Sink]]:
         yield executor, unit, sink
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1, "owner"])
 def test_whoever_is_killed_the_tokens_stay(
     adapted: Maker, live: tuple[RecordingExecutor, Unit, Sink], victim: int | str

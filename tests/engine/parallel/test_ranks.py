@@ -98,6 +98,7 @@ def asked_of(live: Live, count: int, seed: int = 0) -> dict[str, list[int]]:
     return asked
 
 
+@pytest.mark.slow
 def test_greedy_outputs_are_hugging_faces_with_preemption(live: Live) -> None:
     asked = asked_of(live, 8)
     submit(live.unit, asked, greedy(NUM_TOKENS))

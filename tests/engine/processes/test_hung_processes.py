@@ -81,6 +81,7 @@ def misfortunes(live: Live) -> list[type]:
     return [type(outcome) for outcome in live.executor.misfortunes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("worker", [*slow(0), 1])
 def test_a_worker_stopped_with_a_job_is_replaced(
     live: Live, spec: UnitSpec, undisturbed: Tokens, worker: int

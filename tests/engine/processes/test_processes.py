@@ -72,6 +72,7 @@ def one_process(three: UnitSpec) -> dict[str, dict[str, list[int]]]:
     return tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["sampled", *slow("greedy")])
 def test_child_processes_and_one_process_agree(
     live: Live, three: UnitSpec, one_process: dict[str, dict[str, list[int]]], how: str

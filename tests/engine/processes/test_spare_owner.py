@@ -74,6 +74,7 @@ def test_a_lost_owner_is_replaced_by_the_spare_and_the_tokens_stay(spec: UnitSpe
     wait_until_gone([spare, lost])
 
 
+@pytest.mark.slow
 def test_a_spare_is_made_in_quiet_times_and_ends_with_the_unit(
     spec: UnitSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

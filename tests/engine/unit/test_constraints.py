@@ -101,6 +101,7 @@ def test_every_answer_follows_its_schema(
     assert len({tuple(each) for each in tokens.values()}) == len(asked), "answers do not differ"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lane", ["adbs", *slow("temporal")])
 def test_workers_give_the_same_answers_though_processes_are_killed(
     reference: tuple[UnitSpec, dict[str, list[int]], dict[str, list[int]]], lane: str
