@@ -1,4 +1,5 @@
-# make demo: see it run. make test: the default tests; .ci/run: everything CI runs. TORCH_INDEX chooses the torch build.
+# make demo: see it run. make test: the default tests; .ci/run: everything CI runs. TORCH_INDEX
+# chooses the torch build.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=

@@ -23,6 +23,8 @@ from muxcluster.engine.steps.device.captures import CudaGraphs, Step
 from muxcluster.engine.steps.runner import UnitRunner
 from muxcluster.engine.unit.in_process import InProcessExecutor
 
+pytestmark = pytest.mark.slow
+
 SIZES = ("1b", "1b", "1b", "1b")
 BY_NAME = {system.name: system for system in SYSTEMS}
 
@@ -60,7 +62,6 @@ def unit_of(folder: Path, system: System, sizes: Sequence[str] = SIZES) -> UnitS
     return shared_unit(folder, work, GPU_SITE, system)
 
 
-@pytest.mark.slow
 def test_green_contexts_record_a_third_of_what_they_did(
     tmp_path: Path, graphs: Counter[int]
 ) -> None:
@@ -74,7 +75,6 @@ def test_green_contexts_record_a_third_of_what_they_did(
     assert graphs[103] <= graphs[104] <= graphs[105] < graphs[106]
 
 
-@pytest.mark.slow
 def test_no_process_of_mps_records_more_than_one_model_has_sizes_for(
     tmp_path: Path, graphs: Counter[int]
 ) -> None:
@@ -91,7 +91,6 @@ def test_no_process_of_mps_records_more_than_one_model_has_sizes_for(
     assert sum(counts) <= 150
 
 
-@pytest.mark.slow
 def test_one_process_records_one_set(tmp_path: Path, graphs: Counter[int]) -> None:
     executor = InProcessExecutor(unit_of(tmp_path, BY_NAME["temporal"], SIZES[:1]))
     executor.start()

@@ -20,6 +20,8 @@ from openai import AuthenticationError, OpenAI
 from muxcluster.cli.main import run
 from tests.engine.live_units import wait_until_gone
 
+pytestmark = pytest.mark.slow
+
 KEY = "open sesame"
 ADMIN = "close sesame"
 LATE_S = 1.0
@@ -64,7 +66,6 @@ def guarded(start_server: Any, config_file: Path, keys_file: Path) -> Any:
     return server
 
 
-@pytest.mark.slow
 def test_a_key_is_asked_for(guarded: Any) -> None:
     url = guarded.url()
     for path in ("/v1/models", "/status", "/metrics", "/timeline"):
@@ -100,7 +101,6 @@ def _usage(url: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]
     return rows
 
 
-@pytest.mark.slow
 def test_one_actor_counts_for_tenants_and_may_be_killed(
     guarded: Any, keys_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,7 +170,6 @@ def _units(server: Any) -> list[int]:
     return _named(server, "cmdline", b"ray::UnitHost")
 
 
-@pytest.mark.slow
 def test_a_killed_unit_comes_back_and_is_found(guarded: Any) -> None:
     url = guarded.url()
     (unit,) = _units(guarded)
@@ -245,7 +244,6 @@ def _stopped(pids: list[int]) -> Iterator[None]:
                 os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.slow
 def test_sigterm_under_load_lets_answers_finish_and_leaves_no_process(guarded: Any) -> None:
     """Its workers stand still until new requests are refused, or the answers might have ended by
     then, and its ingress for a while: a busy one answers the call to drain late."""
@@ -273,7 +271,6 @@ def test_sigterm_under_load_lets_answers_finish_and_leaves_no_process(guarded: A
     assert guarded.lines[num_lines:] == ["stopped"]
 
 
-@pytest.mark.slow
 def test_an_interrupt_while_starting_leaves_no_process(
     start_server: Any, config_file: Path
 ) -> None:

@@ -272,7 +272,7 @@ def _unread_bytes(transport: asyncio.Transport) -> int:
     num_bytes = transport.get_write_buffer_size()
     sock = transport.get_extra_info("socket")
     if sock is not None and sys.platform == "linux":
-        with contextlib.suppress(OSError):  # it is gone
+        with contextlib.suppress(OSError, ValueError):  # it is gone
             queued = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
             num_bytes += int.from_bytes(queued, sys.byteorder)
     return num_bytes

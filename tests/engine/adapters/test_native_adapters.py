@@ -1,6 +1,5 @@
 """Decode steps with adapters in one call of the C++ kernels give the logits of many calls."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,19 +16,11 @@ from tests.adapters import write_adapter
 from tests.engine.conftest import ModelBuilder
 from tests.engine.decoders.decode_rows import Rows
 from tests.engine.units import spec_of
-from tests.kernels.native.switch import has_native
+from tests.kernels.native.switch import two_threads
+
+__all__ = ["two_threads"]
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    if not has_native():
-        pytest.skip("no C++ compiler here")
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def adapted(tiny: ModelBuilder, tmp_path: Path, family: str, **fields: object) -> AdaptedForward:

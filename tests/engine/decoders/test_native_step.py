@@ -1,6 +1,5 @@
 """Decode steps in one call of the C++ kernels give the logits, keys and values of many calls."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +18,10 @@ from muxcluster.engine.memory.arena import ModelArena
 from tests.engine.conftest import ModelBuilder
 from tests.engine.decoders.decode_rows import Rows
 from tests.engine.forward.test_batch import CPU, arrays
-from tests.kernels.native.switch import has_native
+from tests.kernels.native.switch import two_threads
 from tests.models import model_spec
+
+__all__ = ["two_threads"]
 
 MODELS = {
     "llama": ("llama", {}),
@@ -33,16 +34,6 @@ MODELS = {
     "qwen2": ("qwen2", {}),
     "head norms": ("qwen3", {"head_dim": 128}),
 }
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    if not has_native():
-        pytest.skip("no C++ compiler here")
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def _decoder(directory: Path, **fields: object) -> FusedDecoder:

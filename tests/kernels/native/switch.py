@@ -1,9 +1,11 @@
 """Tests of kernels that have a C++ twin run with it and without."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from muxcluster.kernels.native import attention, experts, products, step
 
@@ -27,3 +29,14 @@ def has_native() -> bool:
     if shutil.which("g++") and "avx2" in Path("/proc/cpuinfo").read_text():
         pytest.fail("there is g++, and its kernels cannot be had")
     return False
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    """Two threads for the tests of a module that imports this; without the kernels they skip."""
+    if not has_native():
+        pytest.skip("no C++ compiler here")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)

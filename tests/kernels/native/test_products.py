@@ -1,27 +1,17 @@
 """C++ products against float64, for every kind of weight and number of rows."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
 from muxcluster.kernels.native.products import Panels, Preparation, panels, product
-from tests.kernels.native.switch import has_native
+from tests.kernels.native.switch import two_threads
+
+__all__ = ["two_threads"]
 
 KINDS = ("fp32", "bf16", "int8", "int8-zeros", "fp8", "int4", "int4-zeros")
 SHAPES = ((48, 64, 32), (53, 96, 96), (16, 520, 40), (7, 33, 33), (200, 300, 20))  # out, in, group
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    if not has_native():
-        pytest.skip("no C++ compiler here")
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def _random(*shape: int, seed: int = 0) -> Tensor:
