@@ -17,7 +17,7 @@ LEASE_TESTS := tests/engine/forward tests/engine/load tests/engine/decoders test
 	tests/engine/memory/test_arena.py \
 	$(patsubst %,tests/engine/gpu/test_%.py,capture_lint device driver green kernel_warm_up step_memory)
 
-.PHONY: install demo test test-kernels test-blocks test-slow test-cluster test-judges test-lease-versions check lint docs docs-generated constraints clean
+.PHONY: install demo test test-kernels test-blocks test-slow test-cluster test-browser test-judges test-lease-versions check lint docs docs-generated constraints clean
 
 install: $(STAMP)
 
@@ -66,6 +66,15 @@ test-blocks: install
 # where one is missing.
 test-cluster: install
 	$(BIN)/python -m pytest -m hosts tests/cluster_hosts $(ARGS)
+
+BROWSER_STAMP := $(VENV)/.browser-installed
+$(BROWSER_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[browser]'
+	touch $@
+
+# The live page in Chromium (Debian: chromium): skipped, with the reason, where there is none.
+test-browser: $(BROWSER_STAMP)
+	$(BIN)/python -m pytest -m browser tests/http/live $(ARGS)
 
 # Other people's clients, each in an environment of its own in .judges: needs a registry.
 test-judges: install

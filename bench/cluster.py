@@ -1,8 +1,9 @@
 """Several hosts under load: stalls of streams after a failure, and lost tokens.
 
 Three hosts made of namespaces, `ray up cluster.yaml`, `muxcluster up` with six tiny models, 64
-greedy streams through the head's ingress (tests/cluster_hosts). Needs root, iproute2, sshd, rsync.
-`--quick` leaves the killed host out.
+greedy streams through the head's ingress, or the workers' where the head is killed or the version
+changes (tests/cluster_hosts). Needs root, iproute2, sshd, rsync, redis-server. `--quick` leaves the
+killed hosts and the upgrade out.
 """
 
 import sys
@@ -20,6 +21,7 @@ from tests.cluster_hosts import scenarios
 from tests.cluster_hosts.load import StreamResult
 from tests.cluster_hosts.namespaces import why_not
 from tests.cluster_hosts.ray_hosts import RayHosts
+from tests.cluster_hosts.redis import why_no_redis
 from tests.cluster_hosts.served import Served
 
 GOAL_S = 15.0
@@ -27,9 +29,9 @@ MOVED = "llama-a"
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[Served]:
-    """A cluster that serves."""
-    with RayHosts(folder / "hosts") as hosts:
+def cluster(folder: Path, *, has_redis: bool) -> Iterator[Served]:
+    """A cluster that serves. has_redis: its head may die."""
+    with RayHosts(folder / "hosts", has_redis=has_redis) as hosts:
         hosts.make_token()
         hosts.up()
         hosts.wait_for_nodes(hosts.nodes)
@@ -48,6 +50,13 @@ def run(served: Served, *, is_quick: bool) -> dict[str, scenarios.Outcome]:
     move = scenarios.rate_changed(served, expected, MOVED)
     print(move.printed)
     outcomes["move"] = move.outcome
+    if not is_quick:
+        outcomes["head_killed"], outcomes["head_away"] = scenarios.head_killed(served, expected)
+        outcomes["head_restored"] = scenarios.head_restored(served, expected)
+        scenarios.whole(served)
+        # last of the two: `ray up`, which starts the head, copies the checkout's version to it
+        outcomes["upgrade"], printed = scenarios.upgraded(served, expected, scenarios.NEXT_VERSION)
+        print(printed)
     outcomes["link_cut"] = scenarios.link_cut(served, expected)
     if not is_quick:
         scenarios.link_restored(served)
@@ -63,11 +72,22 @@ def stalls(results: Sequence[StreamResult]) -> list[float]:
 def main() -> int:
     """Run the scenarios, print and publish; exit code 1 where a stream was harmed."""
     bench = Bench(make_parser(__doc__))
-    if (reason := why_not()) is not None:
+    is_quick = bench.options.quick
+    reason = why_not() or (None if is_quick else why_no_redis())
+    if reason is not None:
         cannot_run(reason)
-    with tempfile.TemporaryDirectory(prefix="mux-") as folder, cluster(Path(folder)) as served:
-        outcomes = run(served, is_quick=bench.options.quick)
-    names = {"link_cut": "stall_s_link_cut", "host_killed": "stall_s_host_killed"}
+    with (
+        tempfile.TemporaryDirectory(prefix="mux-") as folder,
+        cluster(Path(folder), has_redis=not is_quick) as served,
+    ):
+        outcomes = run(served, is_quick=is_quick)
+    names = {
+        "link_cut": "stall_s_link_cut",
+        "host_killed": "stall_s_host_killed",
+        "head_killed": "stall_s_head_killed",
+        "head_restored": "stall_s_head_restored",
+        "upgrade": "stall_s_upgrade",
+    }
     claims = [
         Claim(claim, outcomes[name].stall_s, "s", GOAL_S)
         for name, claim in names.items()

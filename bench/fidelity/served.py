@@ -73,9 +73,10 @@ class Client:
                     self._error = f"{request_id} ended after {len(answer.times_s)} tokens: {delta}"
             self._changed.notify_all()
 
-    def run(self, unit: Unit, asked: Sequence[Arrival], vocabulary: int, seed: int) -> Served:
+    def run(
+        self, unit: Unit, asked: Sequence[Arrival], vocabulary: int, rng: np.random.Generator
+    ) -> Served:
         """Send all, wait for their ends. Raises RuntimeError unless each got all its tokens."""
-        rng = np.random.default_rng(seed)
         prompts = [rng.integers(3, vocabulary, a.prompt_tokens).astype(np.int32) for a in asked]
         self._answers = {arrival.request_id: _Answer(arrival) for arrival in asked}
         self._num_ended = 0
@@ -121,7 +122,9 @@ class Session:
         self._client = Client()
         self._vocabulary = min(model.vocab_size for model in spec.models)
         self._unit = Unit(spec, self._client.hear)
-        self._seed = seed
+        # Goes on from one stretch to the next: one that is served again has other prompts, none of
+        # which the unit has in its prefix cache.
+        self._rng = np.random.default_rng(seed)
 
     def __enter__(self) -> "Session":
         self._unit.start()
@@ -141,7 +144,7 @@ class Session:
         """
         slower = [replace(each, time_s=slowness * each.time_s) for each in asked]
         before, begun_s = ProcessorTime.now(), time.monotonic()
-        served = self._client.run(self._unit, slower, self._vocabulary, self._seed)
+        served = self._client.run(self._unit, slower, self._vocabulary, self._rng)
         after = ProcessorTime.now()
         if before is None or after is None:
             return served

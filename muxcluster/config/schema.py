@@ -509,6 +509,9 @@ class ServerSection(Section):
     audit_log: PathText | None = None
     """File with a line of JSON for each thing that an operator does by HTTP, or is refused. By
     default these lines are in the log."""
+    otlp_traces_endpoint: str | None = None
+    """Where an OpenTelemetry collector takes spans by OTLP over HTTP, usually
+    `http://HOST:4318/v1/traces`. Needs `pip install 'muxcluster[otel]'` on every node."""
     log_format: Literal["text", "json"] = "text"
     """Lines of `serve` on standard error, of all its processes: text, or a JSON object each."""
     store: StoreSection | None = None

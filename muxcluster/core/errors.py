@@ -166,6 +166,10 @@ class ConfigError(MuxClusterError):
         self.path = Path(path)
         self.key = key
         self.line = line
+        self._given = (path, key, message, line)
+
+    def __reduce__(self) -> tuple[type["ConfigError"], tuple[Path | str, str, str, int | None]]:
+        return type(self), self._given
 
 
 class LoadError(MuxClusterError):
@@ -175,6 +179,9 @@ class LoadError(MuxClusterError):
         super().__init__(f"{path}: {message}")
         self.path = Path(path)
         self.reason = message
+
+    def __reduce__(self) -> tuple[type["LoadError"], tuple[Path, str]]:
+        return type(self), (self.path, self.reason)
 
 
 class InfeasiblePlan(MuxClusterError):

@@ -33,6 +33,7 @@ from muxcluster.http.routes.live import live_routes
 from muxcluster.http.routes.messages import message_routes
 from muxcluster.http.routes.models import model_routes
 from muxcluster.http.routes.operators.adapters import AdapterControl, adapter_routes
+from muxcluster.http.routes.operators.plan import PlanControl, plan_routes
 from muxcluster.http.routes.operators.weights import weight_routes
 from muxcluster.http.routes.responses.background import Background
 from muxcluster.http.routes.responses.routes import response_routes
@@ -55,6 +56,7 @@ class AppParts:
 
     adapters: AdapterControl | None = None  # loads and unloads them
     responses: ResponseStore | None = None  # keeps those of `/v1/responses`
+    plans: PlanControl | None = None  # tells the plan, and makes others
 
 
 _NO_PARTS = AppParts()
@@ -88,7 +90,8 @@ def create_app(
     units = UnitMetrics(metrics.registry, history.stats)
     batches = BatchMetrics(metrics.registry)
     conditions = Conditions(metrics.registry, history.seen, backend.models, metrics.recent.refused)
-    view = LiveView(backend, LiveParts(history, metrics.recent, batches, conditions), cluster)
+    seen = LiveParts(history, metrics.recent, batches, conditions)
+    view = LiveView(backend, seen, cluster, has_plan=parts.plans is not None)
     service = CompletionService(backend, texts, metrics, settings)
     keys = KeyRing(settings, key_service, metrics.key_failed)
     background = Background(service)
@@ -125,6 +128,7 @@ def create_app(
         weight_routes(backend, settings),
         adapter_routes(parts.adapters, texts, settings),
         live_routes(view, metrics.recent),
+        plan_routes(parts.plans, lenient=lenient),
     ]
     if key_service is not None:
         routers.append(usage_routes(key_service))

@@ -72,6 +72,7 @@ class ApiSettings(Carried):
     store: StoreSettings | None = None  # of /v1/responses; None: no response is kept
     request_log: str | None = None  # file that gets a line of JSON per request
     audit_log: str | None = None  # file that gets a line of JSON per admin act; None: the log
+    traces: str | None = None  # OTLP endpoint that gets spans of requests
     stats_period_s: float = 0.25  # how often the metrics read the units' statistics
     inline_chars: int = 4096  # longer prompts are rendered and tokenised on a thread
     request_id_header: bool = True  # send X-Request-Id; False if a proxy in front does

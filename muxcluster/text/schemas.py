@@ -327,6 +327,16 @@ class LoadAdapterBody(BaseModel):
     load_inplace: bool | None = None
 
 
+class WhatIfBody(BaseModel):
+    """POST /v1/cluster/plan: changes as `muxcluster place --what-if` has them, made in turn."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    changes: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=400)]], Field(max_length=100)
+    ]
+
+
 class UnloadAdapterBody(BaseModel):
     """POST /v1/unload_lora_adapter, as vLLM has it, for admin keys; `lora_int_id` says nothing."""
 

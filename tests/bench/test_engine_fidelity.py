@@ -195,7 +195,7 @@ def test_each_request_is_sent_when_due_with_its_lengths() -> None:
     client = Client()
     unit = FakeUnit(client)
     asked = arrivals(TWO, 500.0, 20, seed=1)
-    served = client.run(unit, asked, vocabulary=100, seed=0)
+    served = client.run(unit, asked, 100, np.random.default_rng(0))
     assert [len(each.prompt_tokens) for each in unit.requests] == [a.prompt_tokens for a in asked]
     assert all(each.sampling.ignore_eos for each in unit.requests)
     rows = served.records.rows
@@ -205,10 +205,22 @@ def test_each_request_is_sent_when_due_with_its_lengths() -> None:
     assert len(served.jobs) == 1
 
 
+def test_a_stretch_that_is_served_again_has_other_prompts() -> None:
+    """The unit would find the same ones in its prefix cache."""
+    client, rng = Client(), np.random.default_rng(0)
+    unit = FakeUnit(client)
+    asked = arrivals(TWO, 500.0, 5, seed=1)
+    for _ in range(2):
+        client.run(unit, asked, 10_000, rng)
+    first, again = unit.requests[:5], unit.requests[5:]
+    for one, other in zip(first, again, strict=True):
+        assert one.prompt_tokens.tolist() != other.prompt_tokens.tolist()
+
+
 def test_an_answer_that_is_short_stops_the_run() -> None:
-    client = Client()
+    client, asked = Client(), arrivals(TWO, 500.0, 3, seed=1)
     with pytest.raises(RuntimeError, match="ended after"):
-        client.run(FakeUnit(client, missing=1), arrivals(TWO, 500.0, 3, seed=1), 100, seed=0)
+        client.run(FakeUnit(client, missing=1), asked, 100, np.random.default_rng(0))
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs Linux's /proc")

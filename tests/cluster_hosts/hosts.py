@@ -74,6 +74,10 @@ class Host:
         """Start it, with the files that it had: cable, address, sshd."""
         self._namespaces = Namespaces(self.name, self._binds(), _kept_paths())
         inside = self._namespaces.enter("net")
+        # The kernel keeps the network of a killed host, and the cable in it, while packets that
+        # were never acknowledged are in its sockets.
+        old = [*switch.enter("net"), "ip", "link", "delete", self.port_name]
+        subprocess.run(old, capture_output=True, check=False)
         cable = (
             f"ip link add {self.port_name} type veth peer name eth0 netns {self._namespaces.pid}"
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.cluster_hosts.closing import Closing
 from tests.cluster_hosts.hosts import ROOT, Ended, Host, Network, make_key
+from tests.cluster_hosts.redis import Redis
 
 WORKERS = ("worker-1", "worker-2")
 GPUS_PER_WORKER = 8
@@ -51,10 +52,11 @@ class RayHosts(Closing):
     """A head, workers, an operator, from where `ray up` is called, and a stranger with neither
     key nor token. Nothing runs on them yet.
 
-    folder: homes and temporary files of the hosts. Everything ends with the `with` block.
+    folder: homes and temporary files of the hosts. has_redis: the head keeps its state in a Redis
+    on one more host. Everything ends with the `with` block.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, has_redis: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         public = make_key(folder / "key")
         self.network = Network(folder / "hosts")
@@ -64,6 +66,7 @@ class RayHosts(Closing):
         self._furnish(self.operator)
         self.stranger = self.network.add("stranger", _ENVIRONMENT)
         self._furnish(self.stranger)
+        self._redis = Redis(self.network.add("redis", {})) if has_redis else None
         (self.stranger.home / "muxcluster").symlink_to(ROOT)
         shutil.copy(folder / "key", self.operator.home / ".ssh" / "id_ed25519")
         (self.operator.home / "cluster.yaml").write_text(self._cluster_yaml())
@@ -152,13 +155,15 @@ class RayHosts(Closing):
     def _cluster_yaml(self) -> str:
         """The repository's file for these hosts: addresses, user, GPUs that are only declared."""
         first, second = (host.ip for host in self.workers)
-        changes: Mapping[str, str] = {
+        changes = {
             "head_ip: 10.0.0.1": f"head_ip: {self.head.ip}",
             "worker_ips: [10.0.0.2, 10.0.0.3]": f"worker_ips: [{first}, {second}]",
             "ssh_user: ubuntu": "ssh_user: root",
             _DRIVER_LABEL: f"{GPU} --num-gpus={GPUS_PER_WORKER}",
         }
         text = (ROOT / "cluster.yaml").read_text()
+        if self._redis is not None:
+            changes |= self._redis.changes()
         for old, new in changes.items():
             assert text.count(old) == 1, f"cluster.yaml says no longer {old!r} once"
             text = text.replace(old, new)

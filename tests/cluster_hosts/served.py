@@ -111,6 +111,17 @@ class Served:
         """kill -9 of a node's ingress."""
         _kill_actor(host, "ray::ServeReplica:muxcluster:ingress")
 
+    def unit_processes(self) -> dict[str, set[int]]:
+        """PIDs of the units' actors on each worker, by its name."""
+        return {
+            host.name: {
+                pid
+                for pid, command in host.processes().items()
+                if command.startswith("ray::UnitHost")
+            }
+            for host in self.hosts.workers
+        }
+
     def specs(self, number: int, max_tokens: int, host: Host | None = None) -> list[StreamSpec]:
         """So many greedy streams over all models, the same each time, at one node's ingress."""
         names = list(FAMILIES)

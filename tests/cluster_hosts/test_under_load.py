@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from muxcluster import __version__
 from tests.cluster_hosts import scenarios
 from tests.cluster_hosts.load import Differences, Load, StreamResult
 from tests.cluster_hosts.namespaces import why_not
 from tests.cluster_hosts.ray_hosts import RayHosts
-from tests.cluster_hosts.scenarios import NUM_STREAMS, NUM_TOKENS, Outcome
+from tests.cluster_hosts.scenarios import NEXT_VERSION, NUM_STREAMS, NUM_TOKENS, Outcome
 from tests.cluster_hosts.served import GPUS_IN_USE, Served, living_nodes, nodes_of_model, unserved
 
 pytestmark = [
@@ -165,6 +166,23 @@ def test_a_changed_rate_moves_a_model(served: Served, expected: Sequence[StreamR
         unit["id"] for unit in move.after["units"]
     ], places
     assert unserved(move.after) == set()
+
+
+def test_another_version_rolls_through_the_cluster(
+    served: Served, expected: Sequence[StreamResult]
+) -> None:
+    """Controller, ingresses and units are replaced one after the other."""
+    before = served.unit_processes()
+    outcome, said = scenarios.upgraded(served, expected, NEXT_VERSION)
+    assert_nobody_saw_more_than_a_pause(outcome)
+    assert f"the controller: {NEXT_VERSION} in the place of {__version__}" in said, said
+    assert unserved(outcome.status) == set()
+    after = served.unit_processes()
+    for host, pids in after.items():
+        assert pids and not pids & before[host]
+    for host in served.hosts.nodes:
+        asked = f"import httpx; print(httpx.get('{served.url_of(host)}/version').json())"
+        assert NEXT_VERSION in served.hosts.python(served.hosts.operator, asked).checked().stdout
 
 
 def test_a_workers_link_is_cut(served: Served, expected: Sequence[StreamResult]) -> None:

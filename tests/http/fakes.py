@@ -174,9 +174,9 @@ class FakeBackend:
 
 
 @contextmanager
-def running_server(app: ASGIApp) -> Iterator[str]:
-    """A real uvicorn on a free port of this host; yields its address."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="on")
+def running_server(app: ASGIApp, port: int = 0) -> Iterator[str]:
+    """A real uvicorn on this host, on a free port unless one is given; yields its address."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="critical", lifespan="on")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 import yaml
@@ -28,6 +29,9 @@ from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.service import CompletionService
 from muxcluster.http.settings import ApiSettings
 from muxcluster.router.backend import RoutedBackend
+
+if TYPE_CHECKING:
+    from muxcluster.cluster.ingress.key_host import KeyHost
 
 NAME = "tiny"
 START_S = 300.0
@@ -53,7 +57,8 @@ def configured(folder: Path, family: str = "llama", **model: object) -> Path:
 def live_server(
     file: Path, settings: ApiSettings | None = None, change: Change = lambda spec: spec
 ) -> Iterator[str]:
-    """Serve the unit of a configuration, with files, batches and a store; yields the address.
+    """Serve the unit of a configuration, with files, batches, a store and a counter of keys where
+    the settings have some; yields the address.
 
     change: what becomes of the unit before it starts.
     """
@@ -91,7 +96,9 @@ async def _serve(
         lines = LineAnswerer(service, lenient=False)
         batches = LocalBatchService(Path(batch.directory), lines, lambda: names, batch)
         store = None if settings.store is None else LocalResponseStore(settings.store)
-        app = create_app(backend, settings, batches, parts=AppParts(responses=store))
+        keys = _counter(settings)
+        parts = AppParts(responses=store)
+        app = create_app(backend, settings, batches, key_service=keys, parts=parts)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
         task = asyncio.create_task(server.serve())
         while not server.started:
@@ -100,5 +107,16 @@ async def _serve(
         await asyncio.to_thread(end.wait)
         server.should_exit = True
         await task
+        if keys is not None:
+            await keys.close()
     finally:
         await unit.close()
+
+
+def _counter(settings: ApiSettings) -> "KeyHost | None":
+    """The counter of tenants' keys, in this process."""
+    if settings.keys is None:
+        return None
+    from muxcluster.cluster.ingress.key_host import KeyHost  # imports Ray
+
+    return KeyHost(settings.keys)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import monotonic
 from typing import Any
@@ -19,6 +19,7 @@ from muxcluster.cluster.control.roster import CLOSE_S, Roster
 from muxcluster.cluster.control.routing_table import directory_of
 from muxcluster.cluster.control.status import describe, measured_rates
 from muxcluster.cluster.control.store import clear_state, read_state, write_state
+from muxcluster.cluster.control.what_if import WhatIfPlanner
 from muxcluster.cluster.ray.node_watch import NodeWatch
 from muxcluster.cluster.ray.privacy import joinable
 from muxcluster.cluster.ray.process_logs import log_as
@@ -38,6 +39,7 @@ from muxcluster.cluster.state.reconcile import (
     decide,
     is_converged,
 )
+from muxcluster.cluster.state.whatif import PlanRefusal, plan_told
 from muxcluster.cluster.units.actors import BATCHES, KEYS, end_unit, find_actor
 from muxcluster.cluster.units.host import UNIT_CLASS
 from muxcluster.cluster.units.report import ListenSpec
@@ -84,6 +86,7 @@ class Controller:
         self._nodes = NodeWatch(is_local=wiring.socket_dir is not None)
         self._edge = EdgeKeeper(self._state.edge_deployed, self._keep_edge)
         self._adapters = LoadedAdapters()
+        self._what_if = WhatIfPlanner()
         # On one machine a unit cannot move.
         self._replanner = Replanner(follows_rates=wiring.socket_dir is None)
         if self._state.desired is not None:
@@ -181,6 +184,17 @@ class Controller:
         if desired is None:
             return AdapterRefusal("the cluster is starting", "model_loading")
         return await self._adapters.unload(name, desired)
+
+    async def plan(self) -> dict[str, Any] | PlanRefusal:
+        """Return the plan in force, as `plan_told`."""
+        desired = self._state.desired
+        if desired is None:
+            return PlanRefusal("there is no plan yet", "model_loading")
+        return plan_told(desired)
+
+    async def what_if(self, changes: Sequence[str]) -> dict[str, Any] | PlanRefusal:
+        """As `WhatIfPlanner.plan`, from the plan in force."""
+        return await self._what_if.plan(self._state.desired, changes)
 
     async def timeline(self) -> dict[str, list[dict[str, Any]]]:
         """Return the jobs of each unit so far, oldest first (`JobRecord` as JSON values)."""

@@ -19,7 +19,7 @@ from muxcluster.http.batch_lines import LineAnswerer
 from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.calls.model_text import ModelTexts
 from muxcluster.http.keys.ring import KeyRing
-from muxcluster.http.metrics import request_log
+from muxcluster.http.metrics import request_log, spans
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.service import CompletionService
 from muxcluster.http.settings import ApiSettings, QueueLimits
@@ -47,6 +47,7 @@ class BatchHost:
         assert settings.batch is not None
         if settings.request_log is not None:
             request_log.write_to(Path(settings.request_log))
+        spans.begin(settings.traces)
         self._settings = settings
         self._unit_links = UnitLinks(connect, settings.restart_limit_s)
         self._backend = ClusterBackend(self._unit_links, settings.restart_limit_s)
@@ -113,6 +114,7 @@ class BatchHost:
             await self._keys.close()
         await asyncio.to_thread(self._planner.close)
         await self._unit_links.close()
+        await asyncio.to_thread(spans.stop)
 
 
 def _keys_of(settings: ApiSettings) -> KeyRing | None:

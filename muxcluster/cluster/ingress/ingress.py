@@ -19,6 +19,7 @@ from muxcluster.cluster.ingress.batch_client import BatchServiceClient
 from muxcluster.cluster.ingress.coalesce import coalesce
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
 from muxcluster.cluster.ingress.key_client import KeyServiceClient
+from muxcluster.cluster.ingress.plan_client import PlanClient
 from muxcluster.cluster.ingress.response_store import ResponseStoreClient
 from muxcluster.cluster.ray.application import APP
 from muxcluster.cluster.ray.nodes import HEAD_RESOURCE
@@ -30,7 +31,7 @@ from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.http.app import AppParts, create_app
 from muxcluster.http.calls.choice import ChoiceDelta
 from muxcluster.http.keys.ring import KeyRing
-from muxcluster.http.metrics import request_log
+from muxcluster.http.metrics import request_log, spans
 from muxcluster.http.routes.responses.background import Background
 from muxcluster.http.server import audit
 from muxcluster.http.server.connection import HeadLimits
@@ -86,10 +87,12 @@ class Ingress:
             request_log.write_to(Path(settings.request_log))
         if settings.audit_log is not None:
             audit.write_to(Path(settings.audit_log))
+        spans.begin(settings.traces)
         self._settings = settings
         self._controller = ControllerCalls(controller)
         self._views = ControllerCalls(controller, VIEW_TIMEOUT_S)
         self._adapters = AdapterClient(controller)
+        self._plans = PlanClient(controller)
         self._batch_service = (
             None if settings.batch is None else BatchServiceClient(settings, controller)
         )
@@ -125,7 +128,7 @@ class Ingress:
             self._batch_service,
             cluster=self,
             key_service=self._keys,
-            parts=AppParts(self._adapters, self._responses),
+            parts=AppParts(self._adapters, self._responses, self._plans),
         )
         app.add_api_route("/status", self.status, methods=["GET"])
         app.add_api_route("/timeline", self.timeline, methods=["GET"])
@@ -252,6 +255,7 @@ class Ingress:
         if self._watch is not None:
             self._watch.cancel()
         await self._unit_links.close()
+        await asyncio.to_thread(spans.stop)
 
 
 async def _wait_for(is_so: Callable[[], bool]) -> None:

@@ -28,7 +28,8 @@ from muxcluster.core.errors import ConfigError, EngineFailure
 from muxcluster.core.inputs.carried import Carried
 from muxcluster.core.inputs.images.rules import ImageLimits
 from muxcluster.core.inputs.tls_files import TlsFiles
-from muxcluster.core.inputs.web_url import HttpAddress
+from muxcluster.core.inputs.web_url import HttpAddress, checked_url
+from muxcluster.http.metrics import spans
 from muxcluster.http.settings import ApiSettings, ConnectionLimits, QueueLimits, StoreSettings
 
 START_TIMEOUT_S = 120.0  # of ingresses, whose processes start beside others
@@ -207,6 +208,7 @@ def settings_of(config: Config) -> ApiSettings:
         admin=None if server.admin is None else HttpAddress(server.admin.host, server.admin.port),
         request_log=server.request_log and str(Path(server.request_log).absolute()),
         audit_log=server.audit_log and str(Path(server.audit_log).absolute()),
+        traces=_traces_of(config),
         more_keys=tuple(server.more_keys),
         admin_key=server.admin_key,
         adapter_folders=config.adapter_folders,
@@ -221,6 +223,16 @@ def settings_of(config: Config) -> ApiSettings:
             batch.max_key_bytes,
         ),
     )
+
+
+def _traces_of(config: Config) -> str | None:
+    """Return where spans are sent. Raises ConfigError for what is no URL, or without exporter."""
+    endpoint = config.server.otlp_traces_endpoint
+    if endpoint is not None:
+        where = "server.otlp_traces_endpoint"
+        checked_url(endpoint, where)
+        spans.check_installed(where)
+    return endpoint
 
 
 def _store_of(config: Config) -> StoreSettings | None:

@@ -53,6 +53,7 @@ class RequestHead:
     # W3C trace context of the caller: its trace and the span in which it asks; empty without one
     trace_id: str = ""
     parent_span_id: str = ""
+    is_sampled: bool = True  # the caller records that trace
 
     @property
     def models(self) -> tuple[str, ...] | None:

@@ -53,7 +53,11 @@ class LiveParts:
 class LiveView:
     """Answers /v1/cluster/live. cluster: None where units are in this process."""
 
-    def __init__(self, backend: Backend, parts: LiveParts, cluster: Cluster | None) -> None:
+    def __init__(
+        self, backend: Backend, parts: LiveParts, cluster: Cluster | None, *, has_plan: bool
+    ) -> None:
+        """has_plan: there is a plan to ask for."""
+        self._has_plan = has_plan
         self._backend = backend
         self._parts = parts
         self._controller = None if cluster is None else _ControllerState(cluster)
@@ -80,6 +84,7 @@ class LiveView:
             "time_s": time.time(),
             "version": __version__,
             "ready": self._backend.ready(),
+            "has_plan": self._has_plan,
             "cluster": {
                 **{name: state.get(name) for name in _OF_CLUSTER},
                 "error": state.get("error"),

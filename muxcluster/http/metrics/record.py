@@ -8,7 +8,7 @@ from muxcluster.core.events import Finished, FinishReason
 from muxcluster.http.calls.account import EngineTime
 from muxcluster.http.calls.call import Call
 from muxcluster.http.calls.choice import TOOL_CALLS, ChoiceDelta
-from muxcluster.http.metrics import request_log
+from muxcluster.http.metrics import request_log, spans
 from muxcluster.http.metrics.recent import REJECTED, EndedRequest
 from muxcluster.http.metrics.requests import ENGINE, REJECTED_CODES, Metrics
 
@@ -121,7 +121,10 @@ class RequestRecord:
         line = self._line(end, times, error)
         # of the texts of a call that go well, one stands for all
         if not (call.embeds and self._index and self._has_vector):
-            self._metrics.recent.add(self._ended(end, line))
+            ended = self._ended(end, line)
+            self._metrics.recent.add(ended)
+            if spans.is_on():
+                spans.write(ended, call)
         if request_log.is_on():
             request_log.write(line)
 

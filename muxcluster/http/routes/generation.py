@@ -30,7 +30,7 @@ TIMING_HEADER = "x-muxcluster-timing"
 # W3C Trace Context: version, trace, span, flags; versions after 00 may add fields
 TRACE_HEADER = "traceparent"
 TRACE = re.compile(
-    r"(?!ff|00.{54})[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?"
+    r"(?!ff|00.{54})[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
 )
 # a stream whose client does not read is cut so long after its time limit
 READER_GRACE_S = 5.0
@@ -143,6 +143,7 @@ def request_head(request: Request) -> RequestHead:
         meter=request.state.meter,
         trace_id=trace[1] if trace else "",
         parent_span_id=trace[2] if trace else "",
+        is_sampled=bool(int(trace[3], 16) & 1) if trace else True,
     )
 
 

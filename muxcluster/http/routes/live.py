@@ -23,6 +23,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+_FILES = {"page.js": "text/javascript", "page.css": "text/css", "icon.svg": "image/svg+xml"}
 _FOLDER = files("muxcluster.http.live") / "page"
 
 
@@ -51,7 +52,7 @@ def live_routes(view: LiveView, recent: RecentRequests) -> APIRouter:
     router.add_api_route(
         "/dashboard", _page("index.html", "text/html"), methods=["GET"], response_model=None
     )
-    for name, kind in (("page.js", "text/javascript"), ("page.css", "text/css")):
+    for name, kind in _FILES.items():
         router.add_api_route(
             f"/dashboard/{name}",
             _page(name, kind),

@@ -23,7 +23,9 @@ from muxcluster.http.server.ports import Port, port_of
 from muxcluster.http.settings import ApiSettings
 from muxcluster.tenants.keys import TenantKey
 
-PAGE_ROUTES = frozenset({"/dashboard", "/dashboard/page.js", "/dashboard/page.css"})
+PAGE_ROUTES = frozenset(
+    {"/dashboard", "/dashboard/page.js", "/dashboard/page.css", "/dashboard/icon.svg"}
+)
 HEALTH_ROUTES = frozenset({"/health", "/ping", "/ready"})
 OPEN_ROUTES = HEALTH_ROUTES | PAGE_ROUTES
 _ADAPTER_ROUTES = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})

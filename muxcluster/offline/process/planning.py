@@ -70,13 +70,13 @@ class PlanningProcess:
                 except (OSError, EOFError):
                     self._end()
                     if not self._is_closed:
-                        logger.warning("the process that plans batches died and starts again")
+                        logger.warning("the process that plans died and starts again")
                     continue
                 if is_error:
                     raise result
                 found: R = result
                 return found
-        raise EngineFailure("no process plans batches here")
+        raise EngineFailure("no process plans here")
 
     def _opened(self) -> Connection:
         if self._line is None:

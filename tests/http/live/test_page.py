@@ -11,21 +11,20 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from muxcluster.core.job import Phase
-from muxcluster.core.request import Slo
-from muxcluster.core.served import JobRecord, ModelStats, ServedModel, UnitStats
+from muxcluster.core.served import ServedModel
 from muxcluster.http.app import create_app
-from tests.http.fakes import FakeBackend, wait_until
+from tests.http.fakes import wait_until
+from tests.http.live.many_models import HOSTILE, ManyModels, told_plan
 
 NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(NODE is None, reason="node is not installed")
 
 CHECK = Path(__file__).with_name("page_check.mjs")
 PAGE = files("muxcluster.http.live") / "page"
-LIVE, BATCHES = "/v1/cluster/live", "/v1/batches"
-HOSTILE = "<img src=x onerror=alert(1)>"
+LIVE, BATCHES, PLAN = "/v1/cluster/live", "/v1/batches", "/v1/cluster/plan"
 TAGS = {
-    *("article", "button", "div", "h3", "li", "p", "path", "progress", "span", "svg", "table"),
+    *("article", "button", "div", "h3", "h4", "li", "p", "path", "progress", "span", "svg"),
+    "table",
     *("tbody", "td", "th", "thead", "tr", "ul"),
 }
 
@@ -44,38 +43,14 @@ def run(tmp_path: Path, *turns: list) -> dict[str, Any]:
     return found
 
 
-class ManyModels(FakeBackend):
-    """A hundred models on a unit, with hostile names."""
-
-    def __init__(self, model: ServedModel) -> None:
-        super().__init__([])
-        names = [HOSTILE, *(f"model-{i}" for i in range(99))]
-        self.served = [
-            ServedModel(
-                name, model.path, 256, model.vocab_size, model.eos_token_ids, Slo(0.2, 0.05)
-            )
-            for name in names
-        ]
-
-    def stats(self) -> list[UnitStats]:
-        models = tuple(
-            ModelStats(each.name, quota_blocks=50, used_blocks=2, cached_blocks=1, weights="parked")
-            for each in self.served
-        )
-        jobs = tuple(
-            JobRecord(i, each.name, phase.value, 0, 0.01, 1.0, 1.5, 2, 64)
-            for i, each in enumerate(self.served)
-            for phase in Phase
-        )
-        return [UnitStats(f"u {HOSTILE}", 3.0, 1000, 600, models, jobs)]
-
-
 @pytest.fixture
 def snapshot(served: ServedModel) -> Iterator[dict[str, Any]]:
     """What a server with these models tells, with a batch service and events beside."""
     with TestClient(create_app(ManyModels(served))) as http:
         assert wait_until(lambda: http.get(LIVE).json()["units"])
         told = http.get(LIVE).json()
+    assert told["has_plan"] is False
+    told["has_plan"] = True
     told["batches"] = {"by_status": {"completed": 2}, "num_lines": {"completed": 7, "failed": 1}}
     told["events"] = [
         {
@@ -98,19 +73,23 @@ def snapshot(served: ServedModel) -> Iterator[dict[str, Any]]:
 
 def test_every_name_is_text(tmp_path: Path, snapshot: dict[str, Any]) -> None:
     batch = {"id": HOSTILE, "status": HOSTILE, "request_counts": {"total": 4, "completed": 2}}
-    found = run(tmp_path, [(LIVE, 200, snapshot), (BATCHES, 200, {"data": [batch]})])
+    answers = [(LIVE, 200, snapshot), (BATCHES, 200, {"data": [batch]}), (PLAN, 200, told_plan())]
+    found = run(tmp_path, answers)
     assert set(found["tags"]) <= TAGS
     assert not [name for name in found["attributes"] if name.lower().startswith("on")]
     assert not {"href", "src", "style", "srcdoc"} & set(found["attributes"])
     texts = found["shown"][-1]["texts"]
-    for part in ("units", "model-rows", "problems", "events", "batch-rows"):
+    for part in ("units", "model-rows", "problems", "events", "batch-rows", "plan-nodes"):
         assert HOSTILE in texts[part], part
     assert "1 of 1 units up" in texts["status"] and "100 models" in texts["status"]
     assert "model-98" in texts["model-rows"]
     assert "600 of 1000 blocks free" in texts["units"]
     assert "and 288 more" in texts["units"]  # of three phases each
     assert "2 completed, 7 lines completed, 1 lines failed" in texts["batch-counts"]
-    assert "batches" not in found["shown"][-1]["hidden"]
+    assert not {"batches", "plan"} & set(found["shown"][-1]["hidden"])
+    assert "GPU 0, 1" in texts["plan-nodes"] and "2 of 4 GPUs idle" in texts["plan-nodes"]
+    assert "2.5 req/s, prefill 40%, decode 100%" in texts["plan-nodes"]
+    assert "no room for big" in texts["plan-summary"]
 
 
 def test_a_server_that_goes_away_is_said_and_its_return_too(
@@ -125,7 +104,7 @@ def test_a_server_that_goes_away_is_said_and_its_return_too(
     assert "the server answers 503" in texts[2]
     assert "units up" in texts[3]
     assert "model-98" in found["shown"][2]["texts"]["model-rows"]  # the last state stays
-    assert {path for path, _ in found["asked"]} == {LIVE}
+    assert {path for path, _ in found["asked"]} == {LIVE, PLAN}
 
 
 def test_a_key_is_asked_for_sent_and_not_kept(tmp_path: Path, snapshot: dict[str, Any]) -> None:

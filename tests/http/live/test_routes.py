@@ -148,6 +148,7 @@ def test_the_admin_key_alone_opens_it_where_there_is_one(backend, path: str) -> 
         ("/dashboard", "text/html"),
         ("/dashboard/page.js", "text/javascript"),
         ("/dashboard/page.css", "text/css"),
+        ("/dashboard/icon.svg", "image/svg+xml"),
     ],
 )
 def test_the_page_is_served_without_a_key_and_may_load_nothing_else(backend, path, kind) -> None:
@@ -187,6 +188,7 @@ def test_the_page_has_no_inline_script_or_style_and_asks_nobody_else() -> None:
         assert others == set(), name
     # what a browser of an older page asks for is served
     assert set(re.findall(r'(?:href|src)="([^"]+)"', document)) == {
+        "/dashboard/icon.svg",
         "/dashboard/page.css",
         "/dashboard/page.js",
     }

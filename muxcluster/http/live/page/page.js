@@ -5,6 +5,9 @@
 const PERIOD_MS = 1000;
 const PATIENCE_MS = 8000;
 const BATCHES_EVERY = 5; // snapshots
+const PLAN_EVERY = 5;
+const PLAN_PATIENCE_MS = 120000; // a what-if plan takes seconds
+const MOST_MOVES = 30;
 const MOST_NAMED = 12; // models and phases in the legend of a unit
 const SVG = "http://www.w3.org/2000/svg";
 const GOOD = ["up", "resident", "ready", "completed"];
@@ -22,6 +25,8 @@ const page = {
   model: null, // the model that is shown by unit
   colours: new Map(),
   buttons: new Map(), // of the table of models, by key
+  plan: null, // the plan in force
+  whatIf: null, // the one that would be made after changes
 };
 
 // Document
@@ -325,6 +330,106 @@ function modelCard(model) {
   );
 }
 
+// The plan
+
+function meshText(mesh) {
+  return `${mesh.node}, GPU ${mesh.gpus.join(", ")}`;
+}
+
+function gibText(bytes) {
+  return `${(bytes / 2 ** 30).toFixed(1)} GiB`;
+}
+
+function plannedUnit(unit) {
+  const card = make("article", { class: "card mesh" }, make("h4", null, `GPU ${unit.gpus.join(", ")}`));
+  card.style.flexGrow = String(unit.gpus.length);
+  const whole = Math.max(1, unit.models.reduce((sum, model) => sum + model.quota_blocks, 0));
+  const bar = make("div", { class: "pool", role: "img", "aria-label": "KV quotas by model" });
+  for (const model of unit.models) {
+    const part = make("span", { title: `${model.name}: quota ${model.quota_blocks} blocks` });
+    part.style.width = `${(100 * model.quota_blocks) / whole}%`;
+    part.style.background = colourOf(model.name);
+    bar.append(part);
+  }
+  const list = make("ul", { class: "planned" });
+  for (const model of unit.models) {
+    const residency = model.residency && model.residency !== "always" ? `, ${model.residency}` : "";
+    const words = `${rate(model.throughput)} req/s, prefill ${percent(model.prefill_sm)}, decode ${percent(model.decode_sm)}${residency}`;
+    list.append(make("li", null, swatch(model.name, 1), make("span", null, model.name), make("span", { class: "faint" }, ` ${words}`)));
+  }
+  card.append(bar, list);
+  return card;
+}
+
+function plannedNode(told, node) {
+  const units = told.plan.units.filter((unit) => unit.node === node.name);
+  const used = new Set(units.flatMap((unit) => unit.gpus));
+  const idle = node.gpus - used.size;
+  const cards = units.sort((a, b) => a.gpus[0] - b.gpus[0]).map(plannedUnit);
+  if (idle > 0) cards.push(make("p", { class: "faint" }, `${idle} of ${node.gpus} GPUs idle`));
+  return make("div", { class: "node" }, make("h3", null, `${node.name} `, make("span", { class: "faint" }, `${node.gpus} × ${node.gpu}`)), make("div", { class: "meshes" }, ...cards));
+}
+
+function differenceLines(difference) {
+  const [before, after] = difference.throughput;
+  const lines = [`${rate(before)} → ${rate(after)} requests/s`];
+  for (const move of difference.moves) {
+    const from = move.from.length ? ` from ${move.from.map(meshText).join("; ")}` : "";
+    const what = !move.from.length ? "new" : move.stays_too ? "replica" : "move";
+    lines.push(`${what}: ${move.model}${from} to ${meshText(move.to)}, ${gibText(move.load_bytes)} to load`);
+  }
+  for (const each of difference.dropped) lines.push(`drop: ${each.model} leaves ${meshText(each.from)}`);
+  for (const name of difference.removed) lines.push(`remove: ${name}`);
+  for (const each of difference.losers) lines.push(`loses: ${each.model} ${rate(each.before)} → ${rate(each.after)} requests/s`);
+  if (lines.length > MOST_MOVES) lines.splice(MOST_MOVES, lines.length, `and ${lines.length - MOST_MOVES} more`);
+  lines.push(`${difference.moves.length} loads of weights, ${gibText(difference.load_bytes)} in all; ${difference.kept.length} models stay where they are`);
+  return lines;
+}
+
+function drawPlan() {
+  const told = page.whatIf || page.plan;
+  at("plan").hidden = !told;
+  if (!told) return;
+  const unplaced = told.models.filter((model) => !model.placed).map((model) => model.name);
+  const words = [`${rate(told.plan.throughput)} requests/s expected on ${told.plan.units.length} meshes, planned by ${told.plan.method} for ${told.plan.objective}`];
+  if (unplaced.length) words.push(`no room for ${unplaced.join(", ")}`);
+  fill("plan-summary", page.whatIf ? `What if ${page.whatIf.changes.join(", ")}: ${words.join("; ")}` : words.join("; "));
+  fill("plan-difference", ...(page.whatIf ? differenceLines(page.whatIf.difference).map((line) => make("li", null, line)) : []));
+  fill("plan-nodes", ...told.nodes.map((node) => plannedNode(told, node)));
+  at("what-if-end").hidden = !page.whatIf;
+}
+
+// Nobody waits for it: a controller that is away answers late or not at all, and the last plan stays.
+async function askForPlan() {
+  try {
+    const { body } = await ask("/v1/cluster/plan");
+    if (!body) return;
+    page.plan = body;
+    drawPlan();
+  } catch (error) {
+    return;
+  }
+}
+
+async function tryWhatIf() {
+  const changes = at("what-if").value.split("\n").map((line) => line.trim()).filter(Boolean);
+  if (!changes.length) return;
+  const buttons = [at("what-if-try"), at("what-if-end")];
+  for (const each of buttons) each.setAttribute("disabled", "");
+  fill("what-if-problem");
+  fill("what-if-state", "planning");
+  try {
+    const { status, body, error } = await ask("/v1/cluster/plan", { changes }, PLAN_PATIENCE_MS);
+    if (body) page.whatIf = body;
+    fill("what-if-problem", body ? "" : error || `the server answers ${status}`);
+  } catch (error) {
+    fill("what-if-problem", "the server does not answer");
+  }
+  fill("what-if-state");
+  for (const each of buttons) each.removeAttribute("disabled");
+  drawPlan();
+}
+
 // The rest
 
 function problems(snapshot) {
@@ -401,13 +506,22 @@ function drawStatus() {
 
 // Asking
 
-async function ask(path) {
+// Returns the status, the body where all is well, and else what the server says is wrong. data: is
+// posted.
+async function ask(path, data, patienceMs) {
   const headers = page.key ? { Authorization: `Bearer ${page.key}` } : {};
   const control = new AbortController();
-  const timer = setTimeout(() => control.abort(), PATIENCE_MS);
+  const timer = setTimeout(() => control.abort(), patienceMs || PATIENCE_MS);
+  const options = { headers, signal: control.signal, cache: "no-store", credentials: "omit" };
+  if (data) {
+    headers["Content-Type"] = "application/json";
+    Object.assign(options, { method: "POST", body: JSON.stringify(data) });
+  }
   try {
-    const answer = await fetch(path, { headers, signal: control.signal, cache: "no-store", credentials: "omit" });
-    return { status: answer.status, body: answer.ok ? await answer.json() : null };
+    const answer = await fetch(path, options);
+    if (answer.ok) return { status: answer.status, body: await answer.json(), error: "" };
+    const refused = data ? await answer.json().catch(() => null) : null; // a proxy's own is HTML
+    return { status: answer.status, body: null, error: refused && refused.error ? refused.error.message : "" };
   } finally {
     clearTimeout(timer);
   }
@@ -432,7 +546,9 @@ async function turn() {
     }
     body = answer.body;
     page.problem = body ? "" : `the server answers ${answer.status}`;
-    if (body && body.batches && page.turns++ % BATCHES_EVERY === 0) await askForBatches();
+    if (body && body.has_plan && page.turns % PLAN_EVERY === 0) askForPlan();
+    if (body && body.batches && page.turns % BATCHES_EVERY === 0) await askForBatches();
+    page.turns += 1;
   } catch (error) {
     page.problem = error.name === "SyntaxError" ? "the answer is not JSON" : "the server does not answer";
   }
@@ -471,6 +587,15 @@ at("key-form").addEventListener("submit", (event) => {
   at("key").value = "";
   at("key-form").hidden = true;
   run();
+});
+at("what-if-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  tryWhatIf();
+});
+at("what-if-end").addEventListener("click", () => {
+  page.whatIf = null;
+  fill("what-if-problem");
+  drawPlan();
 });
 at("filter").addEventListener("input", () => {
   page.filter = at("filter").value.toLowerCase();

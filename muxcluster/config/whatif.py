@@ -1,4 +1,4 @@
-"""`--what-if`: changes to the configuration, each written as one word."""
+"""What-if changes to the configuration, each written as one word, such as `rate:chat=x2`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -46,9 +46,12 @@ class _Refused(ValueError):
     """A change that cannot be made, with the reason."""
 
 
-def changed(config: Config, change: str) -> Config:
-    """Return the configuration after `change`. Raises ConfigError: one line with the change and
-    why."""
+def changed(config: Config, change: str, where: str = "--what-if") -> Config:
+    """Return the configuration after `change`.
+
+    where: what the changes are called to whom they are asked of. Raises ConfigError: one line with
+    the change and why.
+    """
     verb, _, rest = change.partition(":")
     make = _VERBS.get(verb.strip())
     try:
@@ -56,9 +59,9 @@ def changed(config: Config, change: str) -> Config:
             raise _Refused(f"expected {FORMS}")
         return make(config, rest.strip())
     except ValidationError as error:
-        raise first_problem(Path(f"--what-if {change}"), FileSection, {}, error) from error
+        raise first_problem(Path(f"{where} {change}"), FileSection, {}, error) from error
     except _Refused as error:
-        raise ConfigError(f"--what-if {change}", "", str(error)) from error
+        raise ConfigError(f"{where} {change}", "", str(error)) from error
 
 
 def _add(config: Config, text: str) -> Config:
