@@ -6,7 +6,10 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-KERNEL_TESTS := TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels_triton -n 2
+# A cache of its own: `--last-failed` of the suite would find failures that it does not have, and run
+# everything.
+KERNEL_TESTS := TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels_triton -n 2 \
+	-o cache_dir=.pytest_cache/kernels
 
 # The versions of the machine that lends a GPU, as far as they can be had with this Python and torch.
 LEASE_VENV := .venv-lease

@@ -5,15 +5,18 @@ One cluster goes through all of it, so the tests stand in the order of what happ
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pytest
 
 from muxcluster import __version__
 from tests.cluster_hosts import scenarios
+from tests.cluster_hosts.batches import BatchOnHosts
 from tests.cluster_hosts.load import Differences, Load, StreamResult
 from tests.cluster_hosts.namespaces import why_not
 from tests.cluster_hosts.ray_hosts import RayHosts
+from tests.cluster_hosts.redis import why_no_redis
 from tests.cluster_hosts.scenarios import NEXT_VERSION, NUM_STREAMS, NUM_TOKENS, Outcome
 from tests.cluster_hosts.served import GPUS_IN_USE, Served, living_nodes, nodes_of_model, unserved
 
@@ -22,6 +25,9 @@ pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
     pytest.mark.timeout(900),
 ]
+
+needs_redis = pytest.mark.skipif(why_no_redis() is not None, reason=str(why_no_redis()))
+NUM_LINES = 600
 
 INTRUDER = """
 import json, time
@@ -64,6 +70,15 @@ def served(ray_hosts: RayHosts, tmp_path_factory: pytest.TempPathFactory) -> Ite
 @pytest.fixture(scope="module")
 def expected(served: Served) -> Sequence[StreamResult]:
     return scenarios.undisturbed(served)
+
+
+@pytest.fixture(scope="module")
+def batch(served: Served, expected: Sequence[StreamResult]) -> BatchOnHosts:
+    """A batch that is under way when the head dies."""
+    batch = BatchOnHosts(served, served.hosts.workers[0], NUM_LINES)
+    state = batch.wait_until(lambda state: state["completed"] > 0)
+    assert state["completed"] < NUM_LINES / 2, "it may end before the head dies"
+    return batch
 
 
 def assert_nobody_saw_more_than_a_pause(outcome: Outcome) -> None:
@@ -166,6 +181,43 @@ def test_a_changed_rate_moves_a_model(served: Served, expected: Sequence[StreamR
         unit["id"] for unit in move.after["units"]
     ], places
     assert unserved(move.after) == set()
+
+
+@needs_redis
+def test_streams_of_other_hosts_go_on_without_a_head(
+    served: Served, expected: Sequence[StreamResult], batch: BatchOnHosts
+) -> None:
+    """Those that run when it dies, and then those that begin while it is away."""
+    running, new = scenarios.head_killed(served, expected)
+    assert_nobody_saw_more_than_a_pause(running)
+    assert_nobody_saw_more_than_a_pause(new)
+
+
+@needs_redis
+def test_streams_go_on_while_the_head_comes_back(
+    served: Served, expected: Sequence[StreamResult]
+) -> None:
+    before = served.unit_processes()
+    assert all(before.values())
+    outcome = scenarios.head_restored(served, expected)
+    assert_nobody_saw_more_than_a_pause(outcome)
+    state = scenarios.whole(served)
+    assert served.unit_processes() == before
+    assert {unit["node"] for unit in state["units"]} == {host.ip for host in served.hosts.workers}
+
+
+@needs_redis
+def test_the_head_serves_again(served: Served, expected: Sequence[StreamResult]) -> None:
+    found = scenarios.undisturbed(served)
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
+    assert "nothing to change" in served.up().stdout
+
+
+@needs_redis
+def test_the_batch_goes_on_and_has_each_line_once(batch: BatchOnHosts) -> None:
+    state = batch.wait_until(lambda state: state["status"] == "completed")
+    assert (state["completed"], state["failed"]) == (NUM_LINES, 0)
+    assert Counter(batch.line_ids()) == Counter(f"line-{index}" for index in range(NUM_LINES))
 
 
 def test_another_version_rolls_through_the_cluster(
