@@ -382,7 +382,7 @@ function differenceLines(difference) {
   for (const name of difference.removed) lines.push(`remove: ${name}`);
   for (const each of difference.losers) lines.push(`loses: ${each.model} ${rate(each.before)} → ${rate(each.after)} requests/s`);
   if (lines.length > MOST_MOVES) lines.splice(MOST_MOVES, lines.length, `and ${lines.length - MOST_MOVES} more`);
-  lines.push(`${difference.moves.length} loads of weights, ${gibText(difference.load_bytes)} in all; ${difference.kept.length} models stay where they are`);
+  lines.push(`${difference.moves.length} ${difference.moves.length === 1 ? "load" : "loads"} of weights, ${gibText(difference.load_bytes)} in all; ${difference.kept.length} models stay where they are`);
   return lines;
 }
 
@@ -391,7 +391,7 @@ function drawPlan() {
   at("plan").hidden = !told;
   if (!told) return;
   const unplaced = told.models.filter((model) => !model.placed).map((model) => model.name);
-  const words = [`${rate(told.plan.throughput)} requests/s expected on ${told.plan.units.length} meshes, planned by ${told.plan.method} for ${told.plan.objective}`];
+  const words = [`${rate(told.plan.throughput)} requests/s expected on ${told.plan.units.length} ${told.plan.units.length === 1 ? "mesh" : "meshes"}, planned by ${told.plan.method} for ${told.plan.objective}`];
   if (unplaced.length) words.push(`no room for ${unplaced.join(", ")}`);
   fill("plan-summary", page.whatIf ? `What if ${page.whatIf.changes.join(", ")}: ${words.join("; ")}` : words.join("; "));
   fill("plan-difference", ...(page.whatIf ? differenceLines(page.whatIf.difference).map((line) => make("li", null, line)) : []));
