@@ -16,6 +16,7 @@ WORKERS = ("worker-1", "worker-2")
 GPUS_PER_WORKER = 8
 GPU = "A100-80GB"
 UP_TIMEOUT_S = 240.0
+UP_TRIES = 3
 NODES_TIMEOUT_S = 240.0
 END_TIMEOUT_S = 60.0
 _SOURCE = "~/muxcluster"
@@ -98,6 +99,14 @@ class RayHosts(Closing):
     def up(self) -> Ended:
         """`ray up cluster.yaml`, which returns when the head runs; workers follow."""
         return self.ray("up ~/cluster.yaml -y").checked()
+
+    def up_again(self) -> None:
+        """`up` of a head that has come back, again where that fails: Ray gives its own processes
+        half a minute, which may be too short while all hosts are busy on the same cores."""
+        for _ in range(UP_TRIES - 1):
+            if self.ray("up ~/cluster.yaml -y").returncode == 0:
+                return
+        self.up()
 
     def alive(self) -> dict[str, Node]:
         """The nodes that Ray holds for alive, by address, as a driver on the head sees them."""

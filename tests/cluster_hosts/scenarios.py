@@ -74,7 +74,7 @@ def head_restored(served: Served, expected: Sequence[StreamResult]) -> Outcome:
 
     def restore() -> None:
         hosts.network.boot(hosts.head)
-        hosts.up()
+        hosts.up_again()
         hosts.wait_for_nodes(hosts.nodes)
 
     return _throughout(served, expected, restore)

@@ -24,11 +24,14 @@ class Machine(Rig):
 
     saturation = SATURATED
     loss = 0.0
+    slowness = 1.0  # of all jobs
 
     def seconds(self, job: Job) -> float:
         alone_s = 5 * super().seconds(job) * job.share
         loss = 1.0 + self.loss * (job.share < 1.0)
-        return loss * alone_s * (1.0 if self.saturation == SPARE else 1.0 / job.share)
+        return (
+            self.slowness * loss * alone_s * (1.0 if self.saturation == SPARE else 1.0 / job.share)
+        )
 
 
 def machine(saturation: float, loss: float = 0.0, **policy) -> Machine:
@@ -87,6 +90,20 @@ def test_sharing_is_tried_again_later() -> None:
     rig.saturation = SPARE
     keep_busy(rig, 200.0)
     assert is_sharing(rig)
+
+
+def test_a_machine_whose_speed_has_changed_is_measured_again() -> None:
+    """It becomes faster when a trial begins: sharing looks good, until both ways are measured on
+    the machine as it is now."""
+    rig = machine(SATURATED, loss=0.1)
+    rig.slowness = 1.5
+    while not is_sharing(rig):
+        keep_busy(rig, 0.2)
+    rig.slowness = 1.0
+    keep_busy(rig, 40.0)
+    assert is_sharing(rig)
+    keep_busy(rig, 60.0)
+    assert not is_sharing(rig)
 
 
 @pytest.mark.slow

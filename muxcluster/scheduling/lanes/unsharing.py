@@ -18,6 +18,9 @@ _MARGIN = 0.02  # by which a gain must be worse before anything changes
 
 # Sharing that did not pay is tried again after this long, then after twice as long each time.
 _RETRY_S, _LONGEST_S = 120.0, 3600.0
+# Sharing that pays is interrupted after this long, then after twice as long each time, to measure
+# mixed jobs again: a machine may be another one by then (its clocks, its neighbours).
+_RECHECK_S = 60.0
 
 
 class Gain:
@@ -74,8 +77,9 @@ class SharingJudge:
     Both ways are compared at the same batch, token by token: the seconds in which shared jobs ran
     against those that the very same prompts and rows would take as mixed jobs, each prefill joined
     to a decode of its model. What that takes is predicted, by lines that mixed jobs taught; how far
-    off the lines are is measured while mixed jobs run. So the comparison is as fresh as the last
-    shared jobs. Measured gains of the two ways, each at its own batches, are not comparable: small
+    off the lines are is measured while mixed jobs run: before the trial, and again now and then while
+    sharing goes on, with a trial after it, so that both ways are measured one after the other.
+    Measured gains of the two ways, each at its own batches, are not comparable: small
     prefills cost more a token alone, and a way that makes many of them would look better by it.
 
     Works at any load: what is compared is the time of jobs, not throughput, which is the same both
@@ -91,6 +95,7 @@ class SharingJudge:
         self._open_decode_s: dict[str, float] = {}
         self._last_end_s = 0.0
         self._retry_s, self._next_trial_s = _RETRY_S, 0.0
+        self._recheck_s, self._next_recheck_s = _RECHECK_S, math.inf
 
     def ended(self, job: Job, seconds: float, running_since_s: float, now: float) -> None:
         """`job` ran for `seconds`, to its end.
@@ -113,12 +118,12 @@ class SharingJudge:
     def steady_until_s(self) -> float:
         """When the decision may change at the earliest, if jobs only repeat themselves.
 
-        inf while sharing is found to gain: jobs that repeat gain what they gained before.
+        Jobs that repeat gain what they gained before, until the other way is tried.
         """
         gain = self.shared if self.shares else self.mixed
         if not gain.is_measured:
             return -math.inf
-        return math.inf if self.shares else self._next_trial_s
+        return self._next_recheck_s if self.shares else self._next_trial_s
 
     def repeated(self, repetitions: Sequence[Repetition], now: float) -> None:
         """Count jobs that only repeated themselves, as `ended` would each of them.
@@ -176,8 +181,15 @@ class SharingJudge:
             self.shares = False
             self._next_trial_s = now + self._retry_s
             self._retry_s = min(2 * self._retry_s, _LONGEST_S)
-        else:
-            self._retry_s = _RETRY_S
+            self._recheck_s, self._next_recheck_s = _RECHECK_S, math.inf
+            return
+        self._retry_s = _RETRY_S
+        if self._next_recheck_s == math.inf:
+            self._next_recheck_s = now + self._recheck_s
+        elif now >= self._next_recheck_s:
+            self.shares, self.mixed = False, Gain()
+            self._next_trial_s, self._next_recheck_s = now, math.inf
+            self._recheck_s = min(2 * self._recheck_s, _LONGEST_S)
 
 
 class UnsharingLane:
