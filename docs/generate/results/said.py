@@ -546,9 +546,16 @@ _ALL: Mapping[str, tuple[Said, ...]] = {
     "cluster": (
         Said("stall_s_link_cut", "longest stall of a stream, link of a worker cut", "less"),
         Said("stall_s_host_killed", "worker killed", "less"),
+        Said("stall_s_head_killed", "head killed, its state in Redis: streams of other hosts", "less"),
+        Said("stall_s_head_restored", "the same while it comes back", "less"),
+        Said("stall_s_upgrade", "another version rolled out, four units replaced", "less"),
         Said("move_pause_s", "plan changed under load, three units replaced"),
         Said("tokens_lost", "tokens lost", "less"),
         Said("tokens_repeated", "tokens repeated", "less"),
+    ),
+    "attack": (
+        Said("streams_lost", "streams that were not whole or not as expected under attack", "less"),
+        Said("p99_ratio_under_attack", "P99 of the time between two tokens under attack, over that beside harmless traffic", "less"),
     ),
     "owner_loss": (
         Said("stall_s_p50", "a killed memory owner: stall of a stream, median"),
