@@ -77,10 +77,10 @@ class SharingJudge:
     Both ways are compared at the same batch, token by token: the seconds in which shared jobs ran
     against those that the very same prompts and rows would take as mixed jobs, each prefill joined
     to a decode of its model. What that takes is predicted, by lines that mixed jobs taught; how far
-    off the lines are is measured while mixed jobs run: before the trial, and again now and then while
+    off the lines are is measured while mixed jobs run: before a trial, and again now and then while
     sharing goes on, with a trial after it, so that both ways are measured one after the other.
-    Measured gains of the two ways, each at its own batches, are not comparable: small
-    prefills cost more a token alone, and a way that makes many of them would look better by it.
+    Measured gains of the two ways, each at its own batches, are not comparable: small prefills cost
+    more a token alone, and a way that makes many of them would look better by it.
 
     Works at any load: what is compared is the time of jobs, not throughput, which is the same both
     ways where requests are few.
