@@ -24,7 +24,7 @@ def shoot(page: Page, url: str, name: str) -> None:
 
 
 def shoot_plan(page: Page, url: str) -> None:
-    """Write the plan, and what it would be with twice the first model's rate."""
+    """Write the plan, and what it would be with four times the first model's rate."""
     page.goto(f"{url}/dashboard")
     page.locator("#plan").wait_for()
     name = page.locator("#model-rows tr td:first-child").first.inner_text()

@@ -207,6 +207,8 @@ def _backlog(section: ModelSection, part: float) -> Backlog | None:
 
 def _modest_pool(demands: Sequence[Demand], limits: Limits) -> int:
     """Return the default pool in bytes; the actual memory limits it later."""
+    if not demands:
+        return 0
     per_block = block_bytes(demands, limits)
     blocks = 0
     for demand in demands:

@@ -61,16 +61,19 @@ class BatchOnHosts:
         self._url = served.url_of(host)
         self._id = self._ask(_SUBMIT, names=list(FAMILIES), number=number).strip()
 
+    def state(self) -> dict[str, Any]:
+        """What it is now: status, completed, failed, output, errors."""
+        found: dict[str, Any] = json.loads(self._ask(_STATE, batch_id=self._id))
+        return found
+
     def wait_until(self, is_wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Wait until the state is as wanted: status, completed, failed, output, errors."""
+        """Wait until `state` is as wanted."""
         deadline = time.monotonic() + END_TIMEOUT_S
-        while True:
-            state: dict[str, Any] = json.loads(self._ask(_STATE, batch_id=self._id))
-            if is_wanted(state):
-                return state
+        while not is_wanted(state := self.state()):
             assert state["status"] in ("validating", "in_progress", "finalizing"), state
             assert time.monotonic() < deadline, state
             time.sleep(POLL_S)
+        return state
 
     def line_ids(self) -> list[str]:
         """Of all results of an ended job, in their order."""

@@ -5,8 +5,10 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 from tests.cluster_hosts.closing import Closing
 from tests.cluster_hosts.hosts import ROOT, Ended, Host, Network, make_key
@@ -104,8 +106,9 @@ class RayHosts(Closing):
         """`up` of a head that has come back, again where that fails: Ray gives its own processes
         half a minute, which may be too short while all hosts are busy on the same cores."""
         for _ in range(UP_TRIES - 1):
-            if self.ray("up ~/cluster.yaml -y").returncode == 0:
-                return
+            with suppress(TimeoutExpired):
+                if self.ray("up ~/cluster.yaml -y").returncode == 0:
+                    return
         self.up()
 
     def alive(self) -> dict[str, Node]:

@@ -57,12 +57,16 @@ def disturbed(
     return _outcome(load, expected, served.status)
 
 
-def head_killed(served: Served, expected: Sequence[StreamResult]) -> tuple[Outcome, Outcome]:
+def head_killed(
+    served: Served, expected: Sequence[StreamResult], look: Callable[[], object] = lambda: None
+) -> tuple[Outcome, Outcome]:
     """The head loses its power: what streams at the workers' ingresses see that run then, and those
-    that begin afterwards. expected: at these ingresses. No status: the head would say it."""
+    that begin afterwards. expected: at these ingresses. look: at something just before. No status:
+    the head would say it."""
     hosts = served.hosts
     running = _begun(served, hosts.workers)
     running.wait_for_tokens(UNDER_WAY)
+    look()
     hosts.network.kill(hosts.head)
     first = _outcome(running, expected)
     return first, _outcome(_begun(served, hosts.workers), expected)
@@ -73,7 +77,8 @@ def head_restored(served: Served, expected: Sequence[StreamResult]) -> Outcome:
     hosts = served.hosts
 
     def restore() -> None:
-        hosts.network.boot(hosts.head)
+        if not hosts.head.is_up:
+            hosts.network.boot(hosts.head)
         hosts.up_again()
         hosts.wait_for_nodes(hosts.nodes)
 

@@ -98,10 +98,14 @@ class Served:
     def wait_for_status(self, is_wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Wait until the status is as wanted; the status then."""
         deadline = time.monotonic() + SETTLE_TIMEOUT_S
-        while not is_wanted(state := self.status()):
-            assert time.monotonic() < deadline, json.dumps(state, indent=1)
+        while True:
+            done = self.muxcluster("status --json")
+            # nothing is printed where no ingress or no controller answers yet
+            state: dict[str, Any] = json.loads(done.stdout) if done.stdout else {}
+            if state and is_wanted(state):
+                return state
+            assert time.monotonic() < deadline, json.dumps(state, indent=1) + done.stderr
             time.sleep(1.0)
-        return state
 
     def kill_controller(self) -> None:
         """kill -9 of the controller's process."""

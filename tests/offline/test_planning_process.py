@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from muxcluster.core.errors import EngineFailure, InvalidValue
+from muxcluster.offline.process import planning
 from muxcluster.offline.process.planning import PlanningProcess
 
 
@@ -57,6 +58,23 @@ def test_a_killed_process_is_replaced_and_the_work_done_again(
     before = asyncio.run(process.run(os.getpid))
     after = asyncio.run(process.run(_fail_once, str(tmp_path / "killed")))
     assert after == process.pid != before
+
+
+def test_a_process_that_is_closed_amid_its_start_does_no_work(
+    process: PlanningProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    class ClosingPopen(subprocess.Popen):
+        def __init__(self, *args, **kwargs) -> None:
+            process._is_closed = True  # as `close` does, which finds no child yet
+            super().__init__(*args, **kwargs)
+            started.append(self.pid)
+
+    monkeypatch.setattr(planning.subprocess, "Popen", ClosingPopen)
+    with pytest.raises(EngineFailure, match="no process plans"):
+        asyncio.run(process.run(time.sleep, 60.0))
+    assert len(started) == 1 and not _is_there(started[0])
 
 
 def test_work_that_always_kills_it_is_given_up(process: PlanningProcess) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from muxcluster.cluster.state.desired import Desired
 from muxcluster.cluster.state.whatif import PlanRefusal, what_if
-from muxcluster.core.errors import MuxClusterError
+from muxcluster.core.errors import EngineFailure, MuxClusterError
 from muxcluster.offline.process.planning import PlanningProcess
 
 LIMIT_S = 60.0  # of a plan, with the start of its process
@@ -37,6 +37,8 @@ class WhatIfPlanner:
                 return await process.run(what_if, desired, list(changes))
         except TimeoutError:
             return PlanRefusal(f"planning takes longer than {self._limit_s:g} s")
+        except EngineFailure as error:
+            return PlanRefusal(str(error), "model_loading")
         except MuxClusterError as error:
             return PlanRefusal(str(error))
         finally:

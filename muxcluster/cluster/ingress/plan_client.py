@@ -18,13 +18,14 @@ class PlanClient:
 
     def __init__(self, controller: Any) -> None:
         """controller: as for `ControllerCalls`."""
-        self._calls = ControllerCalls(controller, LIMIT_S + _WAITING_S)
+        self._calls = ControllerCalls(controller)
+        self._long_calls = ControllerCalls(controller, LIMIT_S + _WAITING_S)
 
     async def plan(self) -> dict[str, Any]:
         return _told(await self._calls.ask(Controller.plan))
 
     async def what_if(self, changes: Sequence[str]) -> dict[str, Any]:
-        return _told(await self._calls.ask(Controller.what_if, tuple(changes)))
+        return _told(await self._long_calls.ask(Controller.what_if, tuple(changes)))
 
 
 def _told(found: dict[str, Any] | PlanRefusal) -> dict[str, Any]:

@@ -4,7 +4,9 @@ A choice of a call is a span with vLLM's name and attributes, in the caller's tr
 one (W3C Trace Context); below it is a span for each part of its time.
 """
 
+import atexit
 import logging
+import threading
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -36,6 +38,7 @@ PARTS = (
     "framework_s",
 )
 LEAST_S = 5e-5  # shorter parts get no span
+END_S = 3.0  # a collector that is away holds up the end of a process no longer
 _NS = 1e9
 
 _provider: "TracerProvider | None" = None
@@ -83,15 +86,19 @@ def send_to(endpoint: str) -> None:
     # what the environment says of the service comes first
     resource = Resource({SERVICE_NAME: SERVICE}).merge(OTELResourceDetector().detect())
     resource = Resource.create().merge(resource)
-    _provider = TracerProvider(resource=resource)
+    # at the end of the process, too, nobody waits longer than `stop`
+    _provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    atexit.register(stop)
     _provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
 
 
 def stop() -> None:
-    """Send what waits and then nothing more. Idempotent."""
+    """Send what waits, for `END_S` at most, and then nothing more. Idempotent."""
     global _provider
     if _provider is not None:
-        _provider.shutdown()
+        ending = threading.Thread(target=_provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(END_S)
         _provider = None
 
 

@@ -1,7 +1,6 @@
 """A process that plans: seconds of tokenising and simulation without holding up an event loop."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -50,9 +49,13 @@ class PlanningProcess:
 
         It gets ready by itself; if it does not start, the first work says so.
         """
-        with self._lock, contextlib.suppress(OSError):
-            if not self._is_closed:
+        with self._lock:
+            if self._is_closed:
+                return
+            try:
                 self._opened()
+            except (OSError, EOFError):
+                self._end()
 
     def call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As `run`, for a thread that may wait."""
@@ -92,6 +95,8 @@ class PlanningProcess:
                     process_group=0,
                 )
             self._line = Connection(ours.detach())
+            if self._is_closed:  # `close` came amid the start, and found no child to kill
+                raise EOFError
         return self._line
 
     def close(self) -> None:

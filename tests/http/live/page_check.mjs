@@ -67,6 +67,7 @@ const document = {
   hidden: false,
   activeElement: null,
   body: new Element("body"),
+  addEventListener: () => {},
   getElementById: (id) => elements[id] ?? made.failures.push(`no element ${id}`),
   createElement: (tag) => new Element(tag),
   createElementNS: (space, tag) => new Element(tag),

@@ -27,6 +27,7 @@ const page = {
   buttons: new Map(), // of the table of models, by key
   plan: null, // the plan in force
   whatIf: null, // the one that would be made after changes
+  isPressed: false, // the mouse, or a finger
 };
 
 // Document
@@ -484,7 +485,7 @@ function draw() {
   page.colours = colours(snapshot.models);
   fill("problems", ...problems(snapshot).map((problem) => make("li", null, problem)));
   fill("units", ...snapshot.units.map(unitCard));
-  drawModels();
+  if (!page.isPressed) drawModels(); // a button that is replaced while it is pressed is not clicked
   drawBatchCounts(snapshot.batches);
   fill("events", ...snapshot.events.map((event) => make("li", null, eventLine(event))));
 }
@@ -546,9 +547,9 @@ async function turn() {
     }
     body = answer.body;
     page.problem = body ? "" : `the server answers ${answer.status}`;
-    if (body && body.has_plan && page.turns % PLAN_EVERY === 0) askForPlan();
-    if (body && body.batches && page.turns % BATCHES_EVERY === 0) await askForBatches();
-    page.turns += 1;
+    const number = page.turns++;
+    if (body && body.has_plan && number % PLAN_EVERY === 0) askForPlan();
+    if (body && body.batches && number % BATCHES_EVERY === 0) askForBatches();
   } catch (error) {
     page.problem = error.name === "SyntaxError" ? "the answer is not JSON" : "the server does not answer";
   }
@@ -568,9 +569,14 @@ function show(snapshot) {
   }
 }
 
+// As askForPlan: where the head is away batches are not told.
 async function askForBatches() {
-  const { body } = await ask("/v1/batches?limit=10");
-  if (body) fill("batch-rows", ...body.data.map(batchRow));
+  try {
+    const { body } = await ask("/v1/batches?limit=10");
+    if (body) fill("batch-rows", ...body.data.map(batchRow));
+  } catch (error) {
+    return;
+  }
 }
 
 async function run() {
@@ -588,6 +594,9 @@ at("key-form").addEventListener("submit", (event) => {
   at("key-form").hidden = true;
   run();
 });
+for (const [event, isPressed] of [["pointerdown", true], ["pointerup", false], ["pointercancel", false]]) {
+  document.addEventListener(event, () => (page.isPressed = isPressed));
+}
 at("what-if-form").addEventListener("submit", (event) => {
   event.preventDefault();
   tryWhatIf();
