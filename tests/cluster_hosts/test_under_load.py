@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 needs_redis = pytest.mark.skipif(why_no_redis() is not None, reason=str(why_no_redis()))
-NUM_LINES = 600
+NUM_LINES = 1200
 
 INTRUDER = """
 import json, time
@@ -96,17 +96,19 @@ class HeadKilled:
 
 @pytest.fixture(scope="module")
 def head_killed(served: Served, expected: Sequence[StreamResult]) -> HeadKilled:
-    batch = BatchOnHosts(served, served.hosts.workers[0], NUM_LINES)
-    batch.wait_until(lambda state: state["completed"] > 0)
+    begun: list[tuple[BatchOnHosts, int]] = []
+
+    def begin() -> None:
+        """A batch amid the streams; the head dies as soon as there are results."""
+        batch = BatchOnHosts(served, served.hosts.workers[0], NUM_LINES)
+        begun.append((batch, batch.wait_until(lambda state: state["completed"] > 0)["completed"]))
+
     before = served.unit_processes()
-    done: list[int] = []
-    running, new = scenarios.head_killed(
-        served, expected, lambda: done.append(batch.state()["completed"])
-    )
+    running, new = scenarios.head_killed(served, expected, begin)
     returning = scenarios.head_restored(served, expected)
     status = scenarios.whole(served)
     after = served.unit_processes()
-    return HeadKilled(running, new, returning, before, after, status, batch, done[0])
+    return HeadKilled(running, new, returning, before, after, status, *begun[0])
 
 
 def assert_nobody_saw_more_than_a_pause(outcome: Outcome) -> None:
