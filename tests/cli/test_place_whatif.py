@@ -4,7 +4,7 @@ import pytest
 
 from muxcluster.config.load import load_config
 from muxcluster.config.planner_input import nodes_of, problem
-from muxcluster.config.whatif import changed
+from muxcluster.config.what_if import changed
 from muxcluster.core.errors import ConfigError
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.shapes.known import SHAPES

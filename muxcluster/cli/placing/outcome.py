@@ -8,7 +8,7 @@ from muxcluster.cli.placing.reports import Judged
 from muxcluster.config.load import Config
 from muxcluster.config.planner_input import nodes_of, problem
 from muxcluster.config.planning import plan_for, refusals
-from muxcluster.config.whatif import changed
+from muxcluster.config.what_if import changed
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import Method
 from muxcluster.placement.review.difference import Difference, difference

@@ -39,7 +39,7 @@ from muxcluster.cluster.state.reconcile import (
     decide,
     is_converged,
 )
-from muxcluster.cluster.state.whatif import PlanRefusal, plan_told
+from muxcluster.cluster.state.what_if import PlanRefusal, plan_told
 from muxcluster.cluster.units.actors import BATCHES, KEYS, end_unit, find_actor
 from muxcluster.cluster.units.host import UNIT_CLASS
 from muxcluster.cluster.units.report import ListenSpec

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from muxcluster.cluster.state.desired import Desired
-from muxcluster.cluster.state.whatif import PlanRefusal, what_if
+from muxcluster.cluster.state.what_if import PlanRefusal, what_if
 from muxcluster.core.errors import EngineFailure, MuxClusterError
 from muxcluster.offline.process.planning import PlanningProcess
 

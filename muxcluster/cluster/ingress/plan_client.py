@@ -6,7 +6,7 @@ from typing import Any
 from muxcluster.cluster.control.controller import Controller
 from muxcluster.cluster.control.what_if import LIMIT_S
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls
-from muxcluster.cluster.state.whatif import PlanRefusal
+from muxcluster.cluster.state.what_if import PlanRefusal
 from muxcluster.core.errors import InvalidValue, MuxClusterError, NotReady, Overloaded
 
 BUSY_S = 5  # when to ask again while another one's plan is made

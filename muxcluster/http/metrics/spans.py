@@ -18,6 +18,7 @@ from muxcluster.http.metrics.recent import EndedRequest
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ END_S = 3.0  # a collector that is away holds up the end of a process no longer
 _NS = 1e9
 
 _provider: "TracerProvider | None" = None
+_tracer: "Tracer | None" = None  # of the provider
 
 
 def check_installed(where: str) -> None:
@@ -81,7 +83,7 @@ def send_to(endpoint: str) -> None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    global _provider
+    global _provider, _tracer
     stop()
     # what the environment says of the service comes first
     resource = Resource({SERVICE_NAME: SERVICE}).merge(OTELResourceDetector().detect())
@@ -90,16 +92,17 @@ def send_to(endpoint: str) -> None:
     _provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     atexit.register(stop)
     _provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    _tracer = _provider.get_tracer(SERVICE)
 
 
 def stop() -> None:
     """Send what waits, for `END_S` at most, and then nothing more. Idempotent."""
-    global _provider
+    global _provider, _tracer
     if _provider is not None:
         ending = threading.Thread(target=_provider.shutdown, daemon=True)
         ending.start()
         ending.join(END_S)
-        _provider = None
+        _provider = _tracer = None
 
 
 def write(ended: EndedRequest, call: Call) -> None:
@@ -107,18 +110,17 @@ def write(ended: EndedRequest, call: Call) -> None:
 
     A fault of it is logged: no request fails because of its spans.
     """
-    if _provider is None:
+    if _tracer is None:
         return
     try:
-        _write(_provider, ended, call)
+        _write(_tracer, ended, call)
     except Exception:
         logger.exception("a request has no span")
 
 
-def _write(provider: "TracerProvider", ended: EndedRequest, call: Call) -> None:
+def _write(tracer: "Tracer", ended: EndedRequest, call: Call) -> None:
     from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
-    tracer = provider.get_tracer("muxcluster")
     line: Mapping[str, Any] = ended.line
     seconds = {part: max(0.0, line[part]) for part in PARTS}
     start_ns = int(ended.arrived_unix_s * _NS)

@@ -12,7 +12,7 @@ import yaml
 from muxcluster.cluster.control.what_if import WhatIfPlanner
 from muxcluster.cluster.state.desired import Desired
 from muxcluster.cluster.state.fitting import as_found
-from muxcluster.cluster.state.whatif import PlanRefusal, plan_told, what_if
+from muxcluster.cluster.state.what_if import PlanRefusal, plan_told, what_if
 from muxcluster.config.load import load_config
 from muxcluster.config.planner_input import nodes_of
 from muxcluster.config.planning import plan_for

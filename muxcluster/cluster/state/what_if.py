@@ -9,7 +9,7 @@ from muxcluster.cluster.state.fitting import at_backlogs, at_rates, plan_what_fi
 from muxcluster.config.load import Config
 from muxcluster.config.planner_input import problem
 from muxcluster.config.schema import NodeSection
-from muxcluster.config.whatif import changed
+from muxcluster.config.what_if import changed
 from muxcluster.core.inputs.carried import Carried
 from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.problem import Node
