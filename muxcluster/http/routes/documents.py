@@ -5,43 +5,13 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from muxcluster.http.apis.messages.body import CountTokensBody, MessagesBody
-from muxcluster.http.apis.responses.body import ResponsesBody
-from muxcluster.text.schemas import (
-    BatchBody,
-    BatchPlanBody,
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    EmbeddingBody,
-    LoadAdapterBody,
-    RerankBody,
-    ScoreBody,
-    TokenizeBody,
-    UnloadAdapterBody,
-)
-
-BODIES: tuple[type[BaseModel], ...] = (
-    ChatBody,
-    CompletionBody,
-    MessagesBody,
-    CountTokensBody,
-    ResponsesBody,
-    TokenizeBody,
-    DetokenizeBody,
-    EmbeddingBody,
-    ScoreBody,
-    RerankBody,
-    BatchBody,
-    BatchPlanBody,
-    LoadAdapterBody,
-    UnloadAdapterBody,
-)
 REFERENCE = "#/components/schemas/{model}"
+_documented: dict[str, type[BaseModel]] = {}
 
 
 def documented(body: type[BaseModel]) -> dict[str, object]:
     """Return a route's `openapi_extra` that declares its body's schema."""
+    _documented[body.__name__] = body
     schema = {"$ref": REFERENCE.format(model=body.__name__)}
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 
@@ -52,8 +22,8 @@ class DocumentedApp(FastAPI):
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        for body in BODIES:
+        for name, body in _documented.items():  # FastAPI would drop their null defaults
             schema = body.model_json_schema(ref_template=REFERENCE)
             schemas.update(schema.pop("$defs", {}))
-            schemas[body.__name__] = schema
+            schemas[name] = schema
         return document
