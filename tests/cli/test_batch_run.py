@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from muxcluster.offline.process.planning import PlanningProcess
+from muxcluster.offline.process.side import SideProcess
 from muxcluster.sim.batch.together import OrderedJob, Together
 from muxcluster.sim.core.unit import SimUnit
 from muxcluster.text.tokenizer import Tokenizer
@@ -97,7 +97,7 @@ def test_models_take_turns_where_all_at_once_is_predicted_to_lose(
         return Together(joint_s, dict.fromkeys(jobs, 1.0))
 
     monkeypatch.setattr("muxcluster.batch.plan.piece.compare_together", predicted)
-    monkeypatch.setattr(PlanningProcess, "run", _run_here)
+    monkeypatch.setattr(SideProcess, "run", _run_here)
     asked = prompts(12)
     file, output = write_job(tmp_path / "in.jsonl", asked), tmp_path / "out.jsonl"
     said = _ran(capsys, file, "-o", str(output), "--config", config, "--order", "dfs")
@@ -110,7 +110,7 @@ def test_models_take_turns_where_all_at_once_is_predicted_to_lose(
     assert num_changes == 1 if in_turn else num_changes >= 1
 
 
-async def _run_here(_: PlanningProcess, work: Callable[..., Any], *args: Any) -> Any:
+async def _run_here(_: SideProcess, work: Callable[..., Any], *args: Any) -> Any:
     """Plan in this process, where a test can see it."""
     return work(*args)
 
@@ -183,7 +183,7 @@ def test_each_prompt_is_tokenised_once(
             fields = {"method": "POST", "url": "/v1/completions", "body": body}
             lines.write(json.dumps({"custom_id": f"r-{number}", **fields}) + "\n")
     monkeypatch.setattr(Tokenizer, "encode", counted)
-    monkeypatch.setattr(PlanningProcess, "run", _run_here)
+    monkeypatch.setattr(SideProcess, "run", _run_here)
     said = _ran(capsys, str(file), "-o", str(tmp_path / "out.jsonl"), "--config", config)
     assert said["completed"] == len(seen) == seen.total() == 12
 

@@ -20,7 +20,7 @@ from muxcluster.core.errors import MuxClusterError, NotReady, Overloaded, Reques
 from muxcluster.http.calls.call import Tokenised
 from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.calls.model_text import ModelTexts
-from muxcluster.offline.process.planning import PlanningProcess
+from muxcluster.offline.process.side import SideProcess
 from muxcluster.sim.batch.setting import Setting
 
 logger = logging.getLogger(__name__)
@@ -58,13 +58,13 @@ class FedPlanner:
         self._sink = sink
         self._rules = rules
         self._kept = KeptPrompts() if kept is None else kept
-        self._process = PlanningProcess()
-        self._forecasts: PlanningProcess | None = None
+        self._process = SideProcess()
+        self._forecasts: SideProcess | None = None
         self._numbers = count()
         self.latest: FedPlan | None = None
 
     @property
-    def process(self) -> PlanningProcess:
+    def process(self) -> SideProcess:
         return self._process
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class FedPlanner:
         """As `Planner.predict`: one file at a time, beside the plans of running batches."""
         if self._forecasts is not None:
             raise Overloaded("the job of another file is being predicted", retry_after_s=5)
-        self._forecasts = process = PlanningProcess()
+        self._forecasts = process = SideProcess()
         try:
             served = await self._served()
             if not any(served.settings.values()):

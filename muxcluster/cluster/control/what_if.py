@@ -7,7 +7,7 @@ from typing import Any
 from muxcluster.cluster.state.desired import Desired
 from muxcluster.cluster.state.what_if import PlanRefusal, what_if
 from muxcluster.core.errors import EngineFailure, MuxClusterError
-from muxcluster.offline.process.planning import PlanningProcess
+from muxcluster.offline.process.side import SideProcess
 
 LIMIT_S = 60.0  # of a plan, with the start of its process
 
@@ -31,7 +31,7 @@ class WhatIfPlanner:
         if self._is_busy:
             return PlanRefusal("another what-if plan is being made", "rate_limit_exceeded")
         self._is_busy = True
-        process = PlanningProcess()
+        process = SideProcess()
         try:
             async with asyncio.timeout(self._limit_s):
                 return await process.run(what_if, desired, list(changes))

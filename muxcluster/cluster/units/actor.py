@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from pkgutil import resolve_name
 
 from ray.util import get_node_ip_address
 
@@ -20,10 +21,10 @@ from muxcluster.core.errors import EngineFailure, MuxClusterError
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.inputs.adapters.load import AdapterCheck
 from muxcluster.core.served import JobRecord, UnitState, UnitStats
-from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.unit.adapter_checks import check_adapter
+from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.unit.partition_choice import settle_partition
 from muxcluster.engine.unit.unit import Unit
+from muxcluster.offline.process.side import SideProcess
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ STALL_S = 30.0
 # It is reported as failed from here on; reports come from another thread than the loop.
 STALL_REPORT_S = 10.0
 CLOSE_S = 5.0
+# Imports torch and transformers, which take seconds and 400 MB: none of both for this process.
+_CHECK_ADAPTER = "muxcluster.engine.unit.adapter_checks:check_adapter"
 
 
 class UnitReplica:
@@ -53,6 +56,8 @@ class UnitReplica:
         self._reason: str | None = None
         self._partition: str | None = None
         self._is_closed = False
+        self._checks = SideProcess()
+        self._cleanup.callback(self._checks.close)
         threading.Thread(target=self._load, name="loader", daemon=True).start()
 
     def report(self) -> UnitReport:
@@ -72,7 +77,7 @@ class UnitReplica:
     def check_adapter(self, model: str, path: str) -> AdapterCheck:
         """Return whether a model of the unit can take the adapter in `path` on this node."""
         spec = next(each for each in self._spec.models if each.name == model)
-        return check_adapter(spec, path)
+        return self._checks.call(_checked, spec, path)
 
     def close(self) -> None:
         """Stop the unit's processes; its clients lose the connection. Idempotent."""
@@ -127,6 +132,12 @@ class UnitReplica:
     def _send(self, deltas: Mapping[str, TokenDelta]) -> None:
         if self._server is not None:
             self._server.send(deltas)
+
+
+def _checked(spec: ModelSpec, path: str) -> AdapterCheck:
+    """Check an adapter, in the process at the unit's side."""
+    found: AdapterCheck = resolve_name(_CHECK_ADAPTER)(spec, path)
+    return found
 
 
 def as_reported(stats: UnitStats, step_age_s: float) -> UnitStats:

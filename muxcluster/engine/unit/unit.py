@@ -35,7 +35,7 @@ from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.engine.unit.inbox import Inbox, Message
 from muxcluster.engine.unit.job_log import JobLog
 from muxcluster.engine.unit.warm_up import warm_up
-from muxcluster.offline.process.planning import PlanningProcess
+from muxcluster.offline.process.side import SideProcess
 from muxcluster.offline.unit_feeder import FedPart, PartRenewal, UnitFeeder
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.scheduling.residency.moves import resident_at_start
@@ -90,7 +90,7 @@ class Unit:
         self._batch_deltas = BatchDeltas()
         # a thread that waits for the process: plans take 0.1 s under Python's lock
         self._planner = ThreadPoolExecutor(1, f"planner {spec.unit_id}")
-        self._plans = PlanningProcess()
+        self._plans = SideProcess()
         self._jobs = JobLog()
         self._moves: dict[int, Move] = {}
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""The child of a `PlanningProcess`: runs the functions it gets until its parent is gone."""
+"""The child of a `SideProcess`: runs the functions it gets until its parent is gone."""
 
 import os
 import pickle

@@ -20,7 +20,7 @@ from muxcluster.offline.feed.parts import part_of
 from muxcluster.offline.order.orders import OfflineJob
 from muxcluster.offline.prefix.prompts import token_prompts
 from muxcluster.offline.prefix.tree import build_tree
-from muxcluster.offline.process.planning import PlanningProcess
+from muxcluster.offline.process.side import SideProcess
 from muxcluster.offline.unit_feeder import PartRenewed
 from tests.blocks import block_tokens, scaled
 from tests.engine.fakes import FakeExecutor, Sink, expected, fake_spec, request
@@ -92,14 +92,14 @@ def test_a_long_part_is_planned_again_in_another_process(monkeypatch) -> None:
     called: list[tuple[PartRenewed, PartRenewed]] = []
     pids = set()
 
-    def call(self: PlanningProcess, work: Callable[[], PartRenewed]) -> PartRenewed:
+    def call(self: SideProcess, work: Callable[[], PartRenewed]) -> PartRenewed:
         found = process_call(self, work)
         called.append((work(), found))
         pids.add(self.pid)
         return found
 
-    process_call = PlanningProcess.call
-    monkeypatch.setattr(PlanningProcess, "call", call)
+    process_call = SideProcess.call
+    monkeypatch.setattr(SideProcess, "call", call)
     count = 10 * COUNT
     sink, prompts = Sink(), _prompts(count)
     unit = Unit(fake_spec(num_columns=24), sink, executor=FakeExecutor(["done"]))

@@ -1,4 +1,4 @@
-"""A process that plans: seconds of tokenising and simulation without holding up an event loop."""
+"""A process at one's side: seconds of work without holding up an event loop."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ _WORKER = "muxcluster.offline.process.worker"
 _MOST_TRIES = 3  # of work whose process was killed
 
 
-class PlanningProcess:
+class SideProcess:
     """Runs functions in one child process, one at a time; a killed process is replaced.
 
     The child ends with this process, whatever ends it, or with `close`. Functions and their
@@ -73,13 +73,15 @@ class PlanningProcess:
                 except (OSError, EOFError):
                     self._end()
                     if not self._is_closed:
-                        logger.warning("the process that plans died and starts again")
+                        logger.warning("the process at our side died and starts again")
                     continue
                 if is_error:
                     raise result
                 found: R = result
                 return found
-        raise EngineFailure("no process plans here")
+        raise EngineFailure(
+            "the process for this work does not start, dies again and again, or is closed"
+        )
 
     def _opened(self) -> Connection:
         if self._line is None:

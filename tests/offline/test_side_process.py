@@ -1,4 +1,4 @@
-"""The process that plans: results and errors come back, and kill -9 costs only time."""
+"""The process at one's side: results and errors come back, and kill -9 costs only time."""
 
 import asyncio
 import os
@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from muxcluster.core.errors import EngineFailure, InvalidValue
-from muxcluster.offline.process import planning
-from muxcluster.offline.process.planning import PlanningProcess
+from muxcluster.offline.process import side
+from muxcluster.offline.process.side import SideProcess
 
 
 @pytest.fixture
-def process() -> Iterator[PlanningProcess]:
-    found = PlanningProcess()
+def process() -> Iterator[SideProcess]:
+    found = SideProcess()
     yield found
     found.close()
 
@@ -43,7 +43,7 @@ def _is_there(pid: int) -> bool:
     return state != "Z"
 
 
-def test_work_runs_elsewhere_and_its_errors_are_raised_here(process: PlanningProcess) -> None:
+def test_work_runs_elsewhere_and_its_errors_are_raised_here(process: SideProcess) -> None:
     assert process.pid is None
     found = asyncio.run(process.run(os.getpid))
     assert found == process.pid != os.getpid()
@@ -53,7 +53,7 @@ def test_work_runs_elsewhere_and_its_errors_are_raised_here(process: PlanningPro
 
 
 def test_a_killed_process_is_replaced_and_the_work_done_again(
-    process: PlanningProcess, tmp_path: Path
+    process: SideProcess, tmp_path: Path
 ) -> None:
     before = asyncio.run(process.run(os.getpid))
     after = asyncio.run(process.run(_fail_once, str(tmp_path / "killed")))
@@ -61,7 +61,7 @@ def test_a_killed_process_is_replaced_and_the_work_done_again(
 
 
 def test_a_process_that_is_closed_amid_its_start_does_no_work(
-    process: PlanningProcess, monkeypatch: pytest.MonkeyPatch
+    process: SideProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
 
@@ -71,18 +71,18 @@ def test_a_process_that_is_closed_amid_its_start_does_no_work(
             super().__init__(*args, **kwargs)
             started.append(self.pid)
 
-    monkeypatch.setattr(planning.subprocess, "Popen", ClosingPopen)
-    with pytest.raises(EngineFailure, match="no process plans"):
+    monkeypatch.setattr(side.subprocess, "Popen", ClosingPopen)
+    with pytest.raises(EngineFailure, match="the process for this work"):
         asyncio.run(process.run(time.sleep, 60.0))
     assert len(started) == 1 and not _is_there(started[0])
 
 
-def test_work_that_always_kills_it_is_given_up(process: PlanningProcess) -> None:
-    with pytest.raises(EngineFailure, match="no process plans"):
+def test_work_that_always_kills_it_is_given_up(process: SideProcess) -> None:
+    with pytest.raises(EngineFailure, match="the process for this work"):
         asyncio.run(process.run(os.kill, 0, signal.SIGKILL))
 
 
-def test_closing_ends_the_work_under_way(process: PlanningProcess) -> None:
+def test_closing_ends_the_work_under_way(process: SideProcess) -> None:
     async def run() -> None:
         work = asyncio.create_task(process.run(time.sleep, 1000.0))
         while process.pid is None:
@@ -98,8 +98,8 @@ def test_closing_ends_the_work_under_way(process: PlanningProcess) -> None:
 def test_it_ends_with_its_parent() -> None:
     code = (
         "import asyncio, os, signal\n"
-        "from muxcluster.offline.process.planning import PlanningProcess\n"
-        "print(asyncio.run(PlanningProcess().run(os.getpid)), flush=True)\n"
+        "from muxcluster.offline.process.side import SideProcess\n"
+        "print(asyncio.run(SideProcess().run(os.getpid)), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True)
@@ -110,4 +110,4 @@ def test_it_ends_with_its_parent() -> None:
             return
         time.sleep(0.01)
     os.kill(pid, signal.SIGKILL)
-    raise AssertionError("the planning process outlived its parent")
+    raise AssertionError("the process outlived its parent")
