@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from docs.generate.markdown import page, table
 from muxcluster.http.app import AppParts, create_app
-from muxcluster.http.routes.documents import BODIES
+from muxcluster.http.routes.documents import documented_bodies
 from muxcluster.text.schemas import ChatBody
 from muxcluster.text.validation.fields import HARMLESS, REFUSED
 
@@ -60,7 +60,7 @@ def http_page() -> str:
     bodies = [
         f"## `{body.__name__}`\n\n{(body.__doc__ or '').splitlines()[0]}\n\n"
         + table(("field", "value"), _fields(body))
-        for body in BODIES
+        for _, body in sorted(documented_bodies.items())
     ]
     of_chats = REFUSED.keys() & ChatBody.model_fields.keys()
     lists = _FIELDS.format(

@@ -6,12 +6,13 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 REFERENCE = "#/components/schemas/{model}"
-_documented: dict[str, type[BaseModel]] = {}
+# By name, of the routes that were made so far.
+documented_bodies: dict[str, type[BaseModel]] = {}
 
 
 def documented(body: type[BaseModel]) -> dict[str, object]:
     """Return a route's `openapi_extra` that declares its body's schema."""
-    _documented[body.__name__] = body
+    documented_bodies[body.__name__] = body
     schema = {"$ref": REFERENCE.format(model=body.__name__)}
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 
@@ -22,7 +23,7 @@ class DocumentedApp(FastAPI):
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        for name, body in _documented.items():  # FastAPI would drop their null defaults
+        for name, body in documented_bodies.items():  # FastAPI would drop their null defaults
             schema = body.model_json_schema(ref_template=REFERENCE)
             schemas.update(schema.pop("$defs", {}))
             schemas[name] = schema
