@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from importlib.resources import files
+from pathlib import PurePath
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -11,6 +12,7 @@ from muxcluster.core.errors import NotFound
 from muxcluster.http.live.view import LiveView
 from muxcluster.http.metrics.recent import EndedRequest, RecentRequests
 from muxcluster.http.routes.generation import json_response
+from muxcluster.http.server.middleware import PAGE, PAGE_FILES
 
 # The page asks for nothing but its own files and this server's routes.
 POLICY = (
@@ -23,7 +25,12 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-_FILES = {"page.js": "text/javascript", "page.css": "text/css", "icon.svg": "image/svg+xml"}
+_KINDS = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+}
 _FOLDER = files("muxcluster.http.live") / "page"
 
 
@@ -49,13 +56,11 @@ def live_routes(view: LiveView, recent: RecentRequests) -> APIRouter:
             raise NotFound(message, "request_id")
         return json_response({"id": request_id, "choices": [_told(each) for each in found]})
 
-    router.add_api_route(
-        "/dashboard", _page("index.html", "text/html"), methods=["GET"], response_model=None
-    )
-    for name, kind in _FILES.items():
+    router.add_api_route(PAGE, _page("index.html"), methods=["GET"], response_model=None)
+    for name in PAGE_FILES:
         router.add_api_route(
-            f"/dashboard/{name}",
-            _page(name, kind),
+            f"{PAGE}/{name}",
+            _page(name),
             methods=["GET"],
             response_model=None,
             include_in_schema=False,
@@ -74,9 +79,10 @@ def _told(ended: EndedRequest) -> dict[str, object]:
     }
 
 
-def _page(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
+def _page(name: str) -> Callable[[], Awaitable[Response]]:
     """Return the endpoint of a file of the page, which is read once."""
     content = (_FOLDER / name).read_bytes()
+    kind = _KINDS[PurePath(name).suffix]
 
     async def page() -> Response:
         return Response(content, media_type=kind, headers=HEADERS)

@@ -23,9 +23,11 @@ from muxcluster.http.server.ports import Port, port_of
 from muxcluster.http.settings import ApiSettings
 from muxcluster.tenants.keys import TenantKey
 
-PAGE_ROUTES = frozenset(
-    {"/dashboard", "/dashboard/page.js", "/dashboard/page.css", "/dashboard/icon.svg"}
-)
+PAGE = "/dashboard"
+# of muxcluster/http/live/page, below PAGE
+_MODULES = ["asking", "document", "models", "page", "plan", "reports", "state", "units", "values"]
+PAGE_FILES = (*(f"{module}.js" for module in _MODULES), "page.css", "icon.svg")
+PAGE_ROUTES = frozenset({PAGE, *(f"{PAGE}/{name}" for name in PAGE_FILES)})
 HEALTH_ROUTES = frozenset({"/health", "/ping", "/ready"})
 OPEN_ROUTES = HEALTH_ROUTES | PAGE_ROUTES
 _ADAPTER_ROUTES = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})

@@ -1,11 +1,13 @@
 // Runs page.js over a small document that records what is made, against scripted answers.
 //
-// Arguments: page.js, index.html, a JSON file: a list of [path prefix, status, body] per turn.
+// Arguments: the page's folder, which Node takes for modules; a JSON file: a list of
+// [path prefix, status, body] per turn.
 // Prints JSON: tags, attributes and texts that the page made, and what it asked for.
 import fs from "node:fs";
-import vm from "node:vm";
+import path from "node:path";
+import { pathToFileURL } from "node:url";
 
-const [scriptPath, documentPath, answersPath] = process.argv.slice(2);
+const [folder, answersPath] = process.argv.slice(2);
 const turns = JSON.parse(fs.readFileSync(answersPath, "utf8"));
 const made = { tags: [], attributes: [], asked: [], failures: [] };
 
@@ -60,7 +62,7 @@ class Element {
   }
 }
 
-const ids = [...fs.readFileSync(documentPath, "utf8").matchAll(/\sid="([^"]+)"/g)].map((match) => match[1]);
+const ids = [...fs.readFileSync(path.join(folder, "index.html"), "utf8").matchAll(/\sid="([^"]+)"/g)].map((match) => match[1]);
 const elements = Object.fromEntries(ids.map((id) => [id, new Element("div")]));
 made.tags.length = 0;
 const document = {
@@ -77,10 +79,10 @@ made.tags.length = 0;
 
 const shown = [];
 let turn = -1;
-async function fetch(path, options) {
-  made.asked.push([path, options.headers.Authorization ?? null]);
-  if (path === "/v1/cluster/live") turn += 1;
-  const found = turns[Math.min(turn, turns.length - 1)].find(([prefix]) => path.startsWith(prefix));
+async function fetch(asked, options) {
+  made.asked.push([asked, options.headers.Authorization ?? null]);
+  if (asked === "/v1/cluster/live") turn += 1;
+  const found = turns[Math.min(turn, turns.length - 1)].find(([prefix]) => asked.startsWith(prefix));
   if (!found) throw new TypeError("network");
   const [, status, body] = found;
   return { status, ok: status === 200, json: async () => body };
@@ -100,8 +102,8 @@ function take() {
   shown.push({ texts, hidden });
 }
 
-const context = vm.createContext({ document, fetch, setTimeout, clearTimeout: () => {}, AbortController, console });
-vm.runInContext(fs.readFileSync(scriptPath, "utf8"), context);
+Object.assign(globalThis, { document, fetch, setTimeout, clearTimeout: () => {} });
+await import(pathToFileURL(path.join(folder, "page.js")));
 await new Promise((resolve) => setImmediate(resolve));
 for (let i = 0; i < 200; i++) await new Promise((resolve) => setImmediate(resolve));
 take();

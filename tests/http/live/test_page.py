@@ -33,10 +33,10 @@ def run(tmp_path: Path, *turns: list) -> dict[str, Any]:
     """What the page made of the answers, turn by turn."""
     answers = tmp_path / "answers.json"
     answers.write_text(json.dumps(turns))
-    names = [str(PAGE / "page.js"), str(PAGE / "index.html"), str(answers)]
-    done = subprocess.run(
-        [str(NODE), str(CHECK), *names], capture_output=True, text=True, timeout=120
-    )
+    page = shutil.copytree(str(PAGE), tmp_path / "page")
+    (page / "package.json").write_text('{"type": "module"}')
+    command = [str(NODE), str(CHECK), str(page), str(answers)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["failures"] == []

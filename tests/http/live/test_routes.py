@@ -12,6 +12,7 @@ from muxcluster.core.request import Slo
 from muxcluster.core.served import ServedModel
 from muxcluster.http.app import create_app
 from muxcluster.http.live import view
+from muxcluster.http.server.middleware import PAGE_FILES
 from muxcluster.http.settings import ApiSettings, QueueLimits
 from tests.http.fakes import FakeBackend, wait_until
 
@@ -147,6 +148,7 @@ def test_the_admin_key_alone_opens_it_where_there_is_one(backend, path: str) -> 
     [
         ("/dashboard", "text/html"),
         ("/dashboard/page.js", "text/javascript"),
+        ("/dashboard/models.js", "text/javascript"),
         ("/dashboard/page.css", "text/css"),
         ("/dashboard/icon.svg", "image/svg+xml"),
     ],
@@ -170,7 +172,8 @@ def test_the_page_has_no_inline_script_or_style_and_asks_nobody_else() -> None:
     document = (PAGE / "index.html").read_text(encoding="utf-8")
     assert re.findall(r"<script[^>]*>(.*?)</script>", document, re.DOTALL) == [""]
     assert not re.search(r"\s(on\w+|style)=|<style|javascript:", document)
-    script = (PAGE / "page.js").read_text(encoding="utf-8")
+    scripts = {name: (PAGE / name).read_text() for name in PAGE_FILES if name.endswith(".js")}
+    script = "".join(scripts.values())
     for unsafe in (
         "innerHTML",
         "outerHTML",
@@ -182,16 +185,18 @@ def test_the_page_has_no_inline_script_or_style_and_asks_nobody_else() -> None:
         assert unsafe not in script
     for kept in ("localStorage", "sessionStorage", "cookie", "indexedDB"):
         assert kept not in script
-    named = {"index.html": document, "page.js": script, "page.css": (PAGE / "page.css").read_text()}
+    named = {"index.html": document, **scripts, "page.css": (PAGE / "page.css").read_text()}
     for name, text in named.items():
         others = set(re.findall(r"(?:https?:)?//[a-z0-9.]+\.[a-z]+", text)) - {"http://www.w3.org"}
         assert others == set(), name
-    # what a browser of an older page asks for is served
     assert set(re.findall(r'(?:href|src)="([^"]+)"', document)) == {
         "/dashboard/icon.svg",
         "/dashboard/page.css",
         "/dashboard/page.js",
     }
+    assert {each.name for each in PAGE.iterdir()} == {"index.html", *PAGE_FILES}
+    imported = set(re.findall(r'from "\./([^"]+)"', script))
+    assert imported == scripts.keys() - {"page.js"}
 
 
 class ScriptedCluster:
