@@ -22,7 +22,7 @@ from muxcluster.engine.decoders.torch_fusing import native_step, pair_order
 from muxcluster.engine.forward.paged_forward import Forward, TokenForward
 from muxcluster.engine.load.division.layers import SummedLinear
 from muxcluster.engine.load.parity import WholeAttention, some_tokens
-from muxcluster.kernels.native.step import DecodeRows, DecodeStep
+from muxcluster.kernels.native.step import DecoderStep, StepRows
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
@@ -71,13 +71,13 @@ def with_adapters(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AdaptedStep:
-    """A decode step in one call, of rows of which some have adapters."""
+    """A step in one call, of rows of which some have adapters."""
 
-    step: DecodeStep
+    step: DecoderStep
     current: CurrentTokens
 
     def logits(
-        self, tokens: Tensor, rows: DecodeRows, wanted: Tensor, out: Tensor | None = None
+        self, tokens: Tensor, rows: StepRows, wanted: Tensor, out: Tensor | None = None
     ) -> Tensor:
         now = self.current.tokens
         adapters = None if now is None else now.adapters()

@@ -20,7 +20,7 @@ from muxcluster.engine.forward.cpu_attention import PlannedAttention
 from muxcluster.engine.forward.paged_forward import finished
 from muxcluster.engine.quantised.panel_linear import can_fuse
 from muxcluster.kernels.native.attention import can_turn, turn
-from muxcluster.kernels.native.step import DecodeRows
+from muxcluster.kernels.native.step import StepRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,12 +54,12 @@ class Product(Protocol):
 
 
 class Step(Protocol):
-    """Steps of one new token a row in one call."""
+    """Steps in one call."""
 
     def logits(
-        self, tokens: Tensor, rows: DecodeRows, wanted: Tensor, out: Tensor | None = None
+        self, tokens: Tensor, rows: StepRows, wanted: Tensor, out: Tensor | None = None
     ) -> Tensor:
-        """Do what `DecodeStep.logits` does."""
+        """Do what `DecoderStep.logits` does."""
         ...
 
 
@@ -128,7 +128,7 @@ class FusedDecoder:
     layers: tuple[FusedLayer, ...]
     norm: RmsNorm
     head: Callable[[Tensor], Tensor]  # [tokens, hidden_size] to [tokens, vocab]
-    step: Step | None = None  # of rows of one new token; None: as all others
+    step: Step | None = None  # of `PlannedAttention.step_rows`; None: all go layer by layer
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -143,7 +143,7 @@ class FusedDecoder:
         out: Tensor | None = None,
     ) -> Tensor:
         if self.step is not None and isinstance(attention, PlannedAttention):
-            rows = attention.decode_rows(self.embeddings.dtype, 2 * self.turns.shape[-1])
+            rows = attention.step_rows(self.embeddings.dtype, 2 * self.turns.shape[-1])
             if rows is not None:
                 asked = torch.arange(len(tokens)) if wanted is None else wanted
                 return self.step.logits(tokens, rows, asked, out)

@@ -21,7 +21,7 @@ from muxcluster.engine.quantised.linear import (
     joined_linear,
 )
 from muxcluster.engine.quantised.panel_linear import PanelLinear
-from muxcluster.kernels.native.step import DecoderLayer, DecodeStep, Linear, Norm, is_available
+from muxcluster.kernels.native.step import DecoderLayer, DecoderStep, Linear, Norm, is_available
 from muxcluster.kernels.native.step import Update as NativeUpdate
 
 
@@ -76,7 +76,7 @@ def _fused(model: Foreign, calls: Sequence[LayerCall], num_positions: int) -> Fu
     return replace(decoder, step=native_step(decoder))
 
 
-def native_step(decoder: FusedDecoder) -> DecodeStep | None:
+def native_step(decoder: FusedDecoder) -> DecoderStep | None:
     """Return the decoder's steps in one call, None where some part has no C++ kernel here."""
     head = _native(decoder.head)
     layers = [_native_layer(layer) for layer in decoder.layers]
@@ -85,7 +85,7 @@ def native_step(decoder: FusedDecoder) -> DecodeStep | None:
     if not is_available() or head is None or len(known) < len(layers) or len(heads) != 1:
         return None
     norm = _native_norm(decoder.norm)
-    return DecodeStep(known, decoder.embeddings, decoder.turns, norm, head, heads.pop())
+    return DecoderStep(known, decoder.embeddings, decoder.turns, norm, head, heads.pop())
 
 
 def _native_layer(layer: FusedLayer) -> DecoderLayer | None:

@@ -1,4 +1,4 @@
-// A decode step of a decoder of Llama's kind, from tokens to logits, in one call.
+// A step of a decoder of Llama's kind, from tokens to logits, in one call.
 //
 // Threads start once a step and wait for each other some ten times a layer; between two products
 // there is neither Python nor memory to be allocated. Of a step of one row, that took longer than
@@ -294,9 +294,10 @@ void run(const Decoder &decoder, const Rows &rows, const Pool &pool, Memory &mem
 
 } // namespace
 
-// logits [num_wanted, outputs of the head] of one new token a row. Returns 0, or 1 and does nothing
+// logits [num_wanted, outputs of the head] of new tokens, a row each: the keys and values of all are
+// written before any is attended over. Returns 0, or 1 and does nothing
 // where a token, sequence or position is outside of its tensor.
-extern "C" int mux_decode_step(const Decoder *decoder, const Rows *rows, const Pool *pool,
+extern "C" int mux_decoder_step(const Decoder *decoder, const Rows *rows, const Pool *pool,
                                float *logits, int num_threads) {
     if (!is_inside(*decoder, *rows, *pool))
         return 1;

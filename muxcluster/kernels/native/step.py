@@ -1,4 +1,4 @@
-"""Decode steps of a decoder of Llama's kind in one call of the C++ kernels."""
+"""Steps of a decoder of Llama's kind in one call of the C++ kernels."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from muxcluster.kernels.native.products import Panels, kind_of, panels
 
 logger = logging.getLogger(__name__)
 
-Run = Callable[..., int]  # `mux_decode_step`
+Run = Callable[..., int]  # `mux_decoder_step`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,8 +71,11 @@ class DecoderLayer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DecodeRows:
-    """Rows of one new token each, and where their sequences' keys and values lie."""
+class StepRows:
+    """New tokens, a row each, and where their sequences' keys and values lie.
+
+    Tokens of one sequence see those before them, of the same step, too.
+    """
 
     # sequences: rows of `tables`; sequences, positions: int64 [rows]
     sequences: Tensor
@@ -83,8 +86,8 @@ class DecodeRows:
     block_tokens: int
 
 
-class DecodeStep:
-    """A decoder whose steps of one token a row run in one call."""
+class DecoderStep:
+    """A decoder whose steps run in one call."""
 
     def __init__(
         self,
@@ -134,7 +137,7 @@ class DecodeStep:
     def logits(
         self,
         tokens: Tensor,
-        rows: DecodeRows,
+        rows: StepRows,
         wanted: Tensor,
         out: Tensor | None = None,
         adapters: Tensor | None = None,
@@ -183,7 +186,7 @@ class DecodeStep:
 
 
 def is_available() -> bool:
-    """Return whether a `DecodeStep` can be made here; the first call may compile, for seconds."""
+    """Return whether a `DecoderStep` can be made here; the first call may compile, for seconds."""
     return _function() is not None
 
 
@@ -289,11 +292,13 @@ def _function() -> Run | None:
     found = library()
     if found is None:
         return None
-    function: Run = found.mux_decode_step
-    found.mux_decode_step.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_int)
-    found.mux_decode_step.restype = c_int
+    function: Run = found.mux_decoder_step
+    found.mux_decoder_step.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_int)
+    found.mux_decoder_step.restype = c_int
     if not _is_right(function):
-        logger.warning("native kernels: decode steps are wrong on this machine; they are torch's")
+        logger.warning(
+            "native kernels: steps of decoders are wrong on this machine; they are torch's"
+        )
         return None
     return function
 
@@ -339,13 +344,13 @@ def _is_right(run: Run) -> bool:
         sliding_window=None,
         soft_cap=None,
     )
-    step = DecodeStep((layer,), embeddings, turns, norm, head, (heads, 1), run)
+    step = DecoderStep((layer,), embeddings, turns, norm, head, (heads, 1), run)
     tables, right = torch.tensor([[[[1, 0]]]], dtype=torch.int32), torch.tensor([True])
     halves, tokens, zero = torch.zeros((4, 2 * size)), torch.tensor([3, 30, 7]), torch.tensor([0])
     found = [
         step.logits(
             tokens[at : at + 1],
-            DecodeRows(zero, zero + at, halves, tables, right, 2),
+            StepRows(zero, zero + at, halves, tables, right, 2),
             zero,
             adapters=torch.tensor([1], dtype=torch.int32),
         )

@@ -1,4 +1,6 @@
-"""Rows of one new token each behind random keys and values, for the native decode step."""
+"""Rows of new tokens behind random keys and values, for the native step."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,11 +19,16 @@ LENGTHS = [17, 1, 40, 8, 9, 33, 2, 48, 25, 16, 7, 3, 31, 5, 12, 44, 20, 1, 38, 1
 
 
 class Rows:
-    """Sequences whose last token is yet to be computed; all before is random, in random blocks."""
+    """Sequences whose last tokens are yet to be computed; what is before is random, in blocks."""
 
     def __init__(
-        self, decoder: FusedDecoder, num_rows: int, kv_dtype: torch.dtype | None = None
+        self,
+        decoder: FusedDecoder,
+        num_rows: int,
+        kv_dtype: torch.dtype | None = None,
+        counts: Sequence[int] = (),
     ) -> None:
+        """counts: of new tokens of the first rows, at most all that a row has; others have one."""
         generator = torch.Generator().manual_seed(0)
         dtype, kv_heads = decoder.embeddings.dtype, decoder.layers[0].kv_heads
         head_dim, stored = 2 * decoder.turns.shape[-1], kv_dtype or dtype
@@ -46,9 +53,14 @@ class Rows:
             numbers = torch.randn((2, len(positions), kv_heads, head_dim), generator=generator)
             WritePlan(*where).write(*numbers.to(dtype), halves, layer)
         order = torch.randperm(len(LENGTHS), generator=generator)[:num_rows]
-        self.rows = [(row, LENGTHS[row] - 1, 1) for row in order.tolist()]
-        vocab = len(decoder.embeddings)
-        self.tokens = torch.randint(0, vocab, (num_rows,), generator=generator)
+        wanted = [*counts, *([1] * (num_rows - len(counts)))]
+        new = [
+            (row, min(count, LENGTHS[row]))
+            for row, count in zip(order.tolist(), wanted, strict=True)
+        ]
+        self.rows = [(row, LENGTHS[row] - count, count) for row, count in new]
+        num_tokens, vocab = sum(count for _, count in new), len(decoder.embeddings)
+        self.tokens = torch.randint(0, vocab, (num_tokens,), generator=generator)
 
     def run(self, forward: TokenForward, wanted: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return logits, and the pool afterwards."""
