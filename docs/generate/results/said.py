@@ -577,6 +577,17 @@ _ALL: Mapping[str, tuple[Said, ...]] = {
         )
         for count in (1, 8, 32)
     ),
+    "several_models": (
+        Said("in_time_over_best_peer", "requests in time of all rates, over the best of OpenVINO's three ways", "more", "goal"),
+        Said("tokens_per_s_over_best_peer", "tokens/s at the highest rate, over the best of them", "more", "OpenVINO"),
+        Said("share_in_time", "requests in time"),
+        Said("requests_lost", "requests that were not answered whole", "less"),
+    ),
+    "mixed_load": (
+        Said("worst_class_in_time", "requests in time at load 1, of the class with the fewest", "more", "goal"),
+        Said("in_time_over_best_other_policy", "requests in time of all loads, over the best other policy", "more", "it"),
+        Said("requests_lost", "requests that were not answered whole", "less"),
+    ),
     "engine_overhead": tuple(
         Said(f"step_over_bare_forward_at_{count}", f"a decode step over its forward pass alone, batch {count}")
         for count in (1, 8, 32)

@@ -1,6 +1,7 @@
 """Tables of the records' rows, by the name that a template uses."""
 
 from collections.abc import Callable, Iterable, Mapping
+from statistics import fmean
 from typing import Any
 
 from docs.generate.markdown import table
@@ -8,6 +9,7 @@ from docs.generate.records import needed, number, percent, record, seconds, time
 
 Rows = Iterable[Mapping[str, Any]]
 _OURS = "muxserve"
+_LATENCIES = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("tpot_ms", "p99"))
 
 
 def _fidelity() -> str:
@@ -274,6 +276,48 @@ def _serving() -> str:
     return table((*head, *more), rows)
 
 
+def _several_models() -> str:
+    """Return what each side did at each rate, its rounds together."""
+    rows = []
+    for side, found in needed("several_models")["rows"].items():
+        for rate in sorted({row["rate"] for row in found}):
+            rounds = [row for row in found if row["rate"] == rate]
+            asked = sum(row["requests"] for row in rounds)
+            rows.append(
+                (
+                    f"{rate:g}",
+                    f"`{side}`",
+                    percent(sum(row["in_time"] for row in rounds) / asked),
+                    number(fmean(row["tokens_per_s"] for row in rounds)),
+                    " / ".join(
+                        number(fmean(row[what][share] for row in rounds))
+                        for what, share in _LATENCIES
+                    ),
+                )
+            )
+    rows.sort(key=lambda row: float(row[0]))
+    latencies = "TTFT p50 / p99, TPOT p50 / p99, ms (means of the rounds)"
+    return table(("requests/s", "side", "in time", "tokens/s", latencies), rows)
+
+
+def _mixed_load() -> str:
+    """Return each policy's share in time at each load, class by class."""
+    rows = []
+    for policy, found in needed("mixed_load")["rows"].items():
+        for load in sorted({row["load"] for row in found}):
+            rounds = [row for row in found if row["load"] == load]
+            shares = (
+                percent(
+                    sum(row["in_time"][name] for row in rounds)
+                    / sum(row["requests"][name] for row in rounds)
+                )
+                for name in rounds[0]["requests"]
+            )
+            rows.append((f"{load:g}", f"`{policy}`", *shares))
+    rows.sort(key=lambda row: float(row[0]))
+    return table(("load", "policy", *rounds[0]["requests"]), rows)
+
+
 def _placement_scale() -> str:
     rows = [
         (
@@ -435,6 +479,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "multi-model": _multi_model,
     "dense": _dense,
     "serving": _serving,
+    "several models": _several_models,
+    "mixed load": _mixed_load,
     "placement scale": _placement_scale,
     "placement overload": _placement_overload,
     "simulator": _simulator,
