@@ -47,7 +47,7 @@ from bench.several.asks import (
     poisson,
     random_tokens,
 )
-from bench.several.players import Side, one_unit
+from bench.several.players import Side, in_turn, one_unit
 from muxcluster.demo.models import build_model
 
 POLICIES = ("adbs", "temporal", "mixed")
@@ -156,7 +156,7 @@ def play_all(
     rounds: int,
     seed: int,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Every policy's rows. A policy goes first in every so many rounds."""
+    """Every policy's rows."""
     rng = random.Random(seed)
     found: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
     warm_up = asks_of(rng, loads[0], WARM_UP_S, adapters)
@@ -165,11 +165,10 @@ def play_all(
     for number in range(rounds):
         for load in loads:
             asks = asks_of(rng, load, duration_s, adapters)
-            turn = number % len(sides)
-            for side in (*sides[turn:], *sides[:turn]):
-                row = row_of(load, asks, side.play(asks))
-                found[side.name].append(row)
-                print(json.dumps({"policy": side.name, **row}), flush=True)
+            for name, answers in in_turn(sides, number, asks):
+                row = row_of(load, asks, answers)
+                found[name].append(row)
+                print(json.dumps({"policy": name, **row}), flush=True)
     return found
 
 

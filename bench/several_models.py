@@ -32,7 +32,7 @@ import yaml
 from bench.harness import Bench, Claim, make_parser, percentiles
 from bench.serving import SHAPE, check_openvino
 from bench.several.asks import TPOT_S, TTFT_S, WARM_UP_S, Answer, Ask, zipf_asks
-from bench.several.players import Side, one_unit
+from bench.several.players import Side, in_turn, one_unit
 from muxcluster.demo.models import build_model
 
 NUM_MODELS = 4
@@ -111,7 +111,7 @@ def row_of(rate: float, asks: Sequence[Ask], answers: Sequence[Answer]) -> dict[
 def play_all(
     sides: Sequence[Side], rates: Sequence[float], duration_s: float, rounds: int, seed: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """Every side's rows. A side goes first in every so many rounds."""
+    """Every side's rows."""
     rng = random.Random(seed)
     names = [f"llama-{letter}" for letter in "abcd"[:NUM_MODELS]]
     found: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
@@ -121,11 +121,10 @@ def play_all(
     for number in range(rounds):
         for rate in rates:
             asks = zipf_asks(rng, names, rate, duration_s, SHAPE["vocab_size"])
-            turn = number % len(sides)
-            for side in (*sides[turn:], *sides[:turn]):
-                row = row_of(rate, asks, side.play(asks))
-                found[side.name].append(row)
-                print(json.dumps({"side": side.name, **row}), flush=True)
+            for name, answers in in_turn(sides, number, asks):
+                row = row_of(rate, asks, answers)
+                found[name].append(row)
+                print(json.dumps({"side": name, **row}), flush=True)
     return found
 
 

@@ -5,10 +5,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from bench.several.asks import Answer, Ask
@@ -74,12 +73,7 @@ class Side:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -101,6 +95,18 @@ class Side:
             for number, row in zip(share, engine.wait(), strict=True):
                 found[number] = Answer(*row)
         return [found[number] for number in range(len(asks))]
+
+
+def in_turn(
+    sides: Sequence[Side], number: int, asks: Sequence[Ask]
+) -> Iterator[tuple[str, list[Answer]]]:
+    """Have each side answer the requests of a round; yield its name and answers.
+
+    number: of the round. Each side goes first in every so many rounds.
+    """
+    turn = number % len(sides)
+    for side in (*sides[turn:], *sides[:turn]):
+        yield side.name, side.play(asks)
 
 
 def one_unit(name: str, config: Path, models: Sequence[str]) -> Side:

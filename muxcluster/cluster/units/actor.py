@@ -33,7 +33,7 @@ STALL_S = 30.0
 # It is reported as failed from here on; reports come from another thread than the loop.
 STALL_REPORT_S = 10.0
 CLOSE_S = 5.0
-# Imports torch and transformers, which take seconds and 400 MB: none of both for this process.
+# Imports torch and transformers, seconds and 400 MB that a unit's process does without.
 _CHECK_ADAPTER = "muxcluster.engine.unit.adapter_checks:check_adapter"
 
 
